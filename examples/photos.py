@@ -99,7 +99,7 @@ def arguments(given: Sequence[str] | None) -> Options:
         "--model",
         default="",
         metavar="MODEL",
-        help="a model of texts and images, such as openai/clip-vit-base-patch32",
+        help="a model that reads texts and images, such as openai/clip-vit-base-patch32",
     )
     parser.add_argument("--photos", type=Path, metavar="FOLDER", help="your photographs")
     parser.add_argument(
@@ -237,11 +237,11 @@ async def checked(
     client: shoal.AsyncClient, model: str, files: Sequence[Path], found: Floats, texts: Floats
 ) -> Checks:
     """Search for copies of the photographs: the same pixels as PNG, and half the size."""
-    pictures = [Image.open(file).convert("RGB") for file in files]
-    same = await vectors(client, model, pictures, "the same pixels as PNG")
+    images = [Image.open(file).convert("RGB") for file in files]
+    same = await vectors(client, model, images, "the same pixels as PNG")
     halves = [
         one.resize((max(one.width // 2, 1), max(one.height // 2, 1)), Image.Resampling.LANCZOS)
-        for one in pictures
+        for one in images
     ]
     smaller = await vectors(client, model, halves, "copies of half the size")
     cosines = np.einsum("nd,nd->n", same, found)
@@ -272,11 +272,11 @@ def thumbnails(photos: Sequence[Photo], folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     names = []
     for number, photo in enumerate(photos):
-        picture = Image.open(photo.file).convert("RGB")
-        picture.thumbnail((THUMB, THUMB))
+        image = Image.open(photo.file).convert("RGB")
+        image.thumbnail((THUMB, THUMB))
         name = f"{photo.file.stem[:64]}.jpg"
         names.append(f"{number}-{name}" if name in names else name)
-        picture.save(folder / names[-1], quality=85)
+        image.save(folder / names[-1], quality=85)
     return names
 
 

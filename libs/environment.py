@@ -11,7 +11,7 @@ from libs.errors import InvalidInput
 
 
 def check(holds: bool, name: str, allowed: str) -> None:
-    """Raises InvalidInput unless `holds`."""
+    """Raise InvalidInput unless `holds`."""
     if not holds:
         raise InvalidInput(f"{name} must be {allowed}", field=name)
 

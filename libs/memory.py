@@ -41,7 +41,7 @@ def resident_bytes() -> int:
 
 
 def freeze() -> None:
-    """Excludes all present objects from garbage collection: modules, classes and functions live as
+    """Exclude all present objects from garbage collection: modules, classes and functions live as
     long as the process.
 
     To be called once everything is imported. A full collection reads every object with all threads
@@ -53,13 +53,13 @@ def freeze() -> None:
 
 
 def use_expandable_segments(environment: MutableMapping[str, str]) -> None:
-    """Let torch's CUDA allocator map pages into segments that grow. Must run before torch is
-    imported, which reads this once.
+    """Configure torch's CUDA allocator to use expandable segments. Call this before torch is
+    imported, because torch reads the variable once.
 
-    A segment of a fixed size that is split for a smaller model cannot be given back while that
-    model lives, so that a larger one finds no piece although enough is free
-    (docs/decisions/0051-expandable-segments.md). A configuration that is set already, by the
-    present or the earlier name of the variable, stays as it is.
+    Expandable segments reduce fragmentation: part of a segment of fixed size cannot be freed while
+    another model uses the rest, so a larger model may not fit although enough memory is free
+    (docs/decisions/0051-expandable-segments.md). A configuration that is already set, by the
+    current or the older name of the variable, is kept.
     """
     if "PYTORCH_CUDA_ALLOC_CONF" not in environment:
         environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -86,7 +86,7 @@ def limit_heaps(heaps: int) -> None:
 
 
 def trim() -> None:
-    """Returns freed memory to the system. Otherwise the C library keeps much of it: a worker stays
+    """Return freed memory to the system. Otherwise the C library keeps much of it: a worker stays
     as large as its past models made it, a router as its longest backlog did."""
     if _trim is not None:
         _trim(0)

@@ -152,7 +152,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def pin(pid: int, core: int) -> None:
-    """Keeps a process, all its present threads included, on one core."""
+    """Keep a process, all its present threads included, on one core."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         os.sched_setaffinity(int(task.name), {core})
 
@@ -297,7 +297,7 @@ async def infinity(dtype: str) -> AsyncIterator[OpenAi]:
 
 
 async def listening(child: Child, port: int) -> None:
-    """Returns when the process takes connections at a port of loopback. Raises RuntimeError with
+    """Return when the process takes connections at a port of loopback. Raises RuntimeError with
     its last words if it ends, TimeoutError after 180 s."""
     async with asyncio.timeout(START_SECONDS):
         while True:

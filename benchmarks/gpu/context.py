@@ -66,7 +66,7 @@ class Context:
     def measure(
         self, what: str, work: Callable[[], Row], *, needs_cuda: bool = False, seconds: float = 5.0
     ) -> None:
-        """Adds the row that `work` returns, or says in it why there is none. `seconds`: what must
+        """Add the row that `work` returns, or say in it why there is none. `seconds`: what must
         be left for it to be begun.
         """
         if what in self.kept:
@@ -108,7 +108,7 @@ class Context:
     def target(
         self, target: str, bound: float, unit: str, measured: float | None, *, at_most: bool = False
     ) -> None:
-        """Says whether a target is met. Rehearsals meet none and miss none."""
+        """Say whether a target is met. Rehearsals meet none and miss none."""
         self.report.targets.append(
             Target(target, bound, unit, None if self.report.is_rehearsal else measured, at_most)
         )

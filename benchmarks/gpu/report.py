@@ -76,7 +76,7 @@ class Report:
         return json.dumps(_finite(reported), indent=1)
 
     def write(self, folder: Path) -> None:
-        """Replaces `<step>.json` there, never half written."""
+        """Replace `<step>.json` there, never half written."""
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{self.step}.json.{os.getpid()}"
         partial.write_text(self.to_json())
@@ -114,7 +114,7 @@ class Report:
 
 
 def read(path: Path) -> Report:
-    """Raises ValueError if the file is no report of this schema."""
+    """Raise ValueError if the file is no report of this schema."""
     reported = json.loads(path.read_text())
     if wrong := faults(reported):
         raise ValueError(f"{path}: {'; '.join(wrong)}")

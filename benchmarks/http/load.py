@@ -121,7 +121,7 @@ def request_of(path: str, body: bytes) -> bytes:
 
 
 def main(port: int) -> None:
-    """Answers lines until the input ends."""
+    """Answer lines until the input ends."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:

@@ -59,7 +59,7 @@ def _service(name: str, method: str, handler: Handler) -> grpc.GenericRpcHandler
 
 
 async def serve() -> None:
-    """Serves until its input ends."""
+    """Serve until its input ends."""
     server = grpc.aio.server(
         options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     )

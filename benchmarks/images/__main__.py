@@ -66,8 +66,8 @@ def main() -> None:
         f"{wanted.images} "
         f"images, {wanted.rounds} rounds"
     )
-    pictures = photographs(wanted.images)
-    jpegs, parts = pictures["JPEG"], wanted.only or PARTS
+    photos = photographs(wanted.images)
+    jpegs, parts = photos["JPEG"], wanted.only or PARTS
 
     def chosen(name: str) -> bool:
         return not wanted.shapes or any(part.lower() in name.lower() for part in wanted.shapes)
@@ -88,7 +88,7 @@ def main() -> None:
         if "pages" in parts
         else []
     )
-    prepared = measure_preparing(shapes, pictures, wanted.rounds) if "prepare" in parts else []
+    prepared = measure_preparing(shapes, photos, wanted.rounds) if "prepare" in parts else []
     meshes = (
         asyncio.run(measure_mesh(shapes, types[0], jpegs, wanted.rounds, layers, device))
         if "mesh" in parts

@@ -162,12 +162,12 @@ def photographs(count: int) -> dict[str, list[bytes]]:
             int(numbers.integers(source.height - rows + 1)),
             int(numbers.integers(source.width - columns + 1)),
         )
-        picture = source.crop((left, top, left + columns, top + rows)).resize(
+        photo = source.crop((left, top, left + columns, top + rows)).resize(
             (width, height), Image.Resampling.BICUBIC
         )
         for kind, held in found.items():
             out = BytesIO()
-            picture.save(out, kind, **({"quality": 90} if kind == "JPEG" else {}))
+            photo.save(out, kind, **({"quality": 90} if kind == "JPEG" else {}))
             held.append(out.getvalue())
     return found
 
@@ -186,51 +186,51 @@ def loaded(
 
 
 def prepare(
-    shape: Shape, model: ImageModel, kind: str, pictures: Sequence[bytes], rounds: int
+    shape: Shape, model: ImageModel, kind: str, photos: Sequence[bytes], rounds: int
 ) -> Prepared:
     def theirs() -> object:
         return [
             shape.processor(Image.open(BytesIO(data)).convert("RGB"), return_tensors="pt")
-            for data in pictures
+            for data in photos
         ]
 
     cpu = torch.device("cpu")
     seconds = take_turns(
-        {"shoal": lambda: sequences_of(model, pictures), "transformers": theirs}, rounds, cpu
+        {"shoal": lambda: sequences_of(model, photos), "transformers": theirs}, rounds, cpu
     )
-    decoding = decoding_seconds(pictures)
-    own, other = (len(pictures) / median(seconds[name]) for name in ("shoal", "transformers"))
+    decoding = decoding_seconds(photos)
+    own, other = (len(photos) / median(seconds[name]) for name in ("shoal", "transformers"))
     return Prepared(shape.name, kind, own, other, ratio(seconds), decoding * own)
 
 
-def decoding_seconds(pictures: Sequence[bytes]) -> float:
+def decoding_seconds(photos: Sequence[bytes]) -> float:
     """Return the seconds of one image, on one thread."""
     started = time.perf_counter()
-    for data in pictures:
+    for data in photos:
         decode(data, "image")
-    return (time.perf_counter() - started) / len(pictures)
+    return (time.perf_counter() - started) / len(photos)
 
 
-def sequences_of(model: ImageModel, pictures: Sequence[bytes]) -> list[InputSequence]:
-    return [model.input.sequence(data, "image") for data in pictures]
+def sequences_of(model: ImageModel, photos: Sequence[bytes]) -> list[InputSequence]:
+    return [model.input.sequence(data, "image") for data in photos]
 
 
 def forward(
     shape: Shape,
     model: ImageModel,
     theirs: transformers.PreTrainedModel,
-    pictures: Sequence[bytes],
+    photos: Sequence[bytes],
     rounds: int,
     dtype: str,
 ) -> Forward:
     device = model.backbones[0].encoder.device
-    sequences = sequences_of(model, pictures)
+    sequences = sequences_of(model, photos)
     engines = {
         "shoal": packed_run(model, sequences),
-        "transformers": reference_run(shape, theirs, pictures, device, DTYPES[dtype]),
+        "transformers": reference_run(shape, theirs, photos, device, DTYPES[dtype]),
     }
     seconds = take_turns(engines, rounds, device)
-    own, other = (len(pictures) / median(seconds[name]) for name in ("shoal", "transformers"))
+    own, other = (len(photos) / median(seconds[name]) for name in ("shoal", "transformers"))
     tokens = sum(sequence.tokens for sequence in sequences)
     return Forward(
         shape.name,
@@ -240,7 +240,7 @@ def forward(
         other,
         ratio(seconds),
         shape.least,
-        decoding_seconds(pictures) * own,
+        decoding_seconds(photos) * own,
     )
 
 
@@ -264,14 +264,14 @@ def packed_run(model: ImageModel, sequences: Sequence[InputSequence]) -> Callabl
 def reference_run(
     shape: Shape,
     model: transformers.PreTrainedModel,
-    pictures: Sequence[bytes],
+    photos: Sequence[bytes],
     device: torch.device,
     dtype: torch.dtype,
 ) -> Callable[[], object]:
-    """One tensor of all images, or one an image where sizes differ and the model takes no
+    """One tensor of all images, or one per image where sizes differ and the model takes no
     padding.
     """
-    images = [Image.open(BytesIO(data)).convert("RGB") for data in pictures]
+    images = [Image.open(BytesIO(data)).convert("RGB") for data in photos]
     together = not shape.mixed or shape.pads
     batches = [
         dict(shape.processor(some, return_tensors="pt"))
@@ -300,7 +300,7 @@ def ratio(seconds: Mapping[str, Sequence[float]]) -> float:
 def measure_forwards(
     shapes: Sequence[Shape],
     types: Sequence[str],
-    pictures: Sequence[bytes],
+    photos: Sequence[bytes],
     rounds: int,
     layers: int,
     device: torch.device,
@@ -316,7 +316,7 @@ def measure_forwards(
         for dtype in types:
             print(f"{shape.name} {dtype}", file=sys.stderr)
             model, theirs = loaded(shape, layers, dtype, device)
-            forwards.append(one := forward(shape, model, theirs, pictures, rounds, dtype))
+            forwards.append(one := forward(shape, model, theirs, photos, rounds, dtype))
             numbers = (
                 f"{one.images_per_second:9.1f} {one.reference:8.1f} {one.ratio:6.2f} "
                 f"{one.decoding:19.2f}"
@@ -326,7 +326,7 @@ def measure_forwards(
 
 
 def measure_preparing(
-    shapes: Sequence[Shape], pictures: Mapping[str, list[bytes]], rounds: int
+    shapes: Sequence[Shape], photos: Mapping[str, list[bytes]], rounds: int
 ) -> list[Prepared]:
     """Print each line when it is measured."""
     head = (
@@ -337,7 +337,7 @@ def measure_preparing(
     prepared = []
     for shape in shapes:
         model, _ = loaded(shape, 1, "float32", torch.device("cpu"))
-        for kind, held in pictures.items():
+        for kind, held in photos.items():
             prepared.append(each := prepare(shape, model, kind, held, rounds))
             numbers = (
                 f"{each.images_per_second:17.1f} {each.reference:8.1f} {each.ratio:6.2f} "

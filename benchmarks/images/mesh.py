@@ -59,7 +59,7 @@ class InMesh:
 async def measure_mesh(
     shapes: Sequence[Shape],
     dtype: str,
-    pictures: Sequence[bytes],
+    photos: Sequence[bytes],
     rounds: int,
     layers: int,
     device: torch.device,
@@ -73,7 +73,7 @@ async def measure_mesh(
     found = []
     for shape in shapes:
         print(f"{shape.name} {dtype}", file=sys.stderr)
-        found.append(one := await _measure(shape, dtype, pictures, rounds, layers, device))
+        found.append(one := await _measure(shape, dtype, photos, rounds, layers, device))
         rates = (
             f"{one.prepare:10.1f} {one.forward:10.1f} {one.mesh:8.1f} {one.ratio:6.2f} "
             f"{one.of_shared:9.2f}"
@@ -85,7 +85,7 @@ async def measure_mesh(
 async def _measure(
     shape: Shape,
     dtype: str,
-    pictures: Sequence[bytes],
+    photos: Sequence[bytes],
     rounds: int,
     layers: int,
     device: torch.device,
@@ -96,7 +96,7 @@ async def _measure(
         shape.model(layers).save_pretrained(name)
         shape.processor.save_pretrained(name)
         model = load_images(Path(name), dtype=DTYPES[dtype], device=device)
-        run = packed_run(model, sequences_of(model, pictures))
+        run = packed_run(model, sequences_of(model, photos))
         settings = Settings(
             port=0,
             workers=1,
@@ -107,15 +107,15 @@ async def _measure(
         )
         async with running(settings) as mesh, AsyncClient(mesh.address) as client:
             run()
-            await _asked(client, pictures)
+            await _asked(client, photos)
             turns = []
             for _ in range(rounds):
-                prepared = _seconds_of(lambda: _prepared(threads, model, pictures))
+                prepared = _seconds_of(lambda: _prepared(threads, model, photos))
                 before = _seconds_of(run)
-                asked = await _asked(client, pictures)
+                asked = await _asked(client, photos)
                 turns.append((prepared, (before + _seconds_of(run)) / 2, asked))
     # Per image; ratios are of one round, so that the machine's drift cancels.
-    count = len(pictures)
+    count = len(photos)
     prepare, forward, asked = (count / median(turn[place] for turn in turns) for place in range(3))
     ratio = median(max(turn[:2]) / turn[2] for turn in turns)
     shared = ratio if device.type == "cuda" else median(sum(turn[:2]) / turn[2] for turn in turns)
@@ -128,15 +128,15 @@ def _seconds_of(run: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _prepared(threads: ThreadPoolExecutor, model: ImageModel, pictures: Sequence[bytes]) -> None:
-    list(threads.map(lambda data: model.input.sequence(data, "image"), pictures))
+def _prepared(threads: ThreadPoolExecutor, model: ImageModel, photos: Sequence[bytes]) -> None:
+    list(threads.map(lambda data: model.input.sequence(data, "image"), photos))
 
 
-async def _asked(client: AsyncClient, pictures: Sequence[bytes]) -> float:
+async def _asked(client: AsyncClient, photos: Sequence[bytes]) -> float:
     """Return the seconds for all images once, of a closed loop that sends them several times: its
     end, with fewer callers left, is a small part.
     """
-    parts = [pictures[first : first + REQUEST] for first in range(0, len(pictures), REQUEST)]
+    parts = [photos[first : first + REQUEST] for first in range(0, len(photos), REQUEST)]
     times = max(1, -(-4 * CALLERS // len(parts)))
     waiting = iter(parts * times)
 

@@ -183,7 +183,7 @@ def measure_pages(
 def pages(
     tower: Tower, files: Sequence[bytes], rounds: int, layers: int, dtype: str, device: torch.device
 ) -> Pages:
-    """Raises ValueError if both engines do not give the same rows."""
+    """Raise ValueError if both engines do not give the same rows."""
     with tempfile.TemporaryDirectory() as name:
         torch.manual_seed(0)
         model, processor = tower.make(Path(name), layers)
@@ -192,7 +192,7 @@ def pages(
     if not isinstance(own, ImageTower):
         raise ValueError(f"{tower.name} has no tower")
     rows = [ours.input.sequence(data, "page").rows for data in files]
-    pictures = [picture for one in rows if one is not None for picture in one.inputs]
+    images = [image for one in rows if one is not None for image in one.inputs]
     model = model.to(device=device, dtype=DTYPES[dtype])
     opened = [Image.open(BytesIO(data)).convert("RGB") for data in files]
     batch = processor(
@@ -201,7 +201,7 @@ def pages(
     given = {key: value.to(device) for key, value in batch.items() if torch.is_tensor(value)}
     given["pixel_values"] = given["pixel_values"].to(DTYPES[dtype])
     engines: dict[str, Callable[[], torch.Tensor]] = {
-        "shoal": lambda: own.forward(pictures).cpu(),
+        "shoal": lambda: own.forward(images).cpu(),
         "transformers": lambda: _theirs(model, given).cpu(),
     }
     got, wanted = (engine().float() for engine in engines.values())
@@ -211,7 +211,7 @@ def pages(
             f"{tower.name}: rows {tuple(got.shape)} and {tuple(wanted.shape)} differ by {error:.2g}"
         )
     seconds = take_turns(engines, rounds, device)
-    patches = sum(own.count_tokens(picture) for picture in pictures)
+    patches = sum(own.count_tokens(image) for image in images)
     mine, other = (len(files) / median(seconds[engine]) for engine in ("shoal", "transformers"))
     return Pages(tower.name, dtype, patches, mine, other, ratio(seconds), tower.least)
 

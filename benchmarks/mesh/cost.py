@@ -130,7 +130,7 @@ class Profiler:
 
 @asynccontextmanager
 async def profiled(pids: Mapping[str, int], wanted: bool) -> AsyncIterator[dict[str, Counter[str]]]:
-    """Yields a mapping that has the samples of each process once the context ends."""
+    """Yield a mapping that has the samples of each process once the context ends."""
     samples: dict[str, Counter[str]] = {}
     if not wanted:
         yield samples

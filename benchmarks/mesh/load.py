@@ -42,7 +42,7 @@ class Load:
         self._transport = None if unary else AsyncTransport(None)
 
     async def ask(self) -> None:
-        """Returns when one text was answered."""
+        """Return when one text was answered."""
         if self._transport is None:
             await self._stub.Encode(self._request, timeout=ANSWER_SECONDS)
             return
@@ -52,7 +52,7 @@ class Load:
         )
 
     async def ready(self) -> None:
-        """Returns once a text was answered. Raises TimeoutError."""
+        """Return once a text was answered. Raises TimeoutError."""
         async with asyncio.timeout(READY_SECONDS):
             while True:
                 try:
@@ -79,7 +79,7 @@ class Load:
 
 
 def main(address: str, model: str, unary: bool = False) -> None:
-    """Answers lines until the input ends."""
+    """Answer lines until the input ends."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 
         async def made() -> Load:

@@ -7,12 +7,12 @@ send a heartbeat, as in a second of a mesh (`SHOAL_HEARTBEAT_SECONDS` is 2 s). F
 workers and of models:
 
 - heartbeat: CPU of the router and of Redis, and bytes to Redis, of one heartbeat
-- refresh: CPU of a router and of Redis, and bytes from Redis, of one refresh (one a second in every
-  router and scheduler)
+- refresh: CPU of a router and of Redis, and bytes from Redis, of one refresh (one per second in
+every router and scheduler)
 - memory of Redis
 
 From these it derives, for a number of routers (the heartbeats spread over them) and two schedulers,
-the cores of Redis and of each router, and bytes a second. What that leaves out: requests, and
+the cores of Redis and of each router, and bytes per second. What that leaves out: requests, and
 notifications. CPU times are not wall times, so that other work on the machine changes them little.
 """
 

@@ -68,7 +68,7 @@ class StubMesh:
 
 @asynccontextmanager
 async def stubbed(clients: int = 1, *, unary: bool = False) -> AsyncIterator[StubMesh]:
-    """Starts a router, its Redis, a stub worker and `clients` clients, and stops them. This process
+    """Start a router, its Redis, a stub worker and `clients` clients, and stop them. This process
     itself makes no gRPC call.
     """
     async with AsyncExitStack() as stack:

@@ -153,7 +153,7 @@ class Stub:
 
 
 async def serve(router: str) -> None:
-    """Works until its input ends."""
+    """Work until its input ends."""
     async with Link(Identity("stub", secrets.token_hex(8), POOL), [router]) as link:
         stub = Stub(link)
         working = asyncio.create_task(stub.run())

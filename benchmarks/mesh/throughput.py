@@ -369,7 +369,7 @@ async def run_rounds(
     mix: Mix,
     progress: Progress,
 ) -> None:
-    """Warms all, which also compares their vectors with the first's; then measures in turns, the
+    """Warm all, which also compares their vectors with the first's; then measure in turns, the
     mesh between runs of `forward`. The display rests while one runs."""
     task = progress.add_task("warming", total=len(measures) * (plan.rounds + 1))
     reference = await measures[0].vectors()

@@ -146,7 +146,7 @@ they arrive.
 
 
 def serve(kind: str, threads: int, share: str, texts: int, seed: int) -> None:
-    """Answers lines until the input ends. Everything but answers goes to stderr, whatever the
+    """Answer lines until the input ends. Everything but answers goes to stderr, whatever the
     libraries print.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)

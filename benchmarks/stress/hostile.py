@@ -60,11 +60,11 @@ LIGHT_SHARE: Final = 0.1
 would not be light on a slow machine.
 """
 MAX_LIGHT_RATE: Final = 6.0
-"""Requests a second of the light tenant on a fast machine."""
+"""Requests per second of the light tenant on a fast machine."""
 CAPACITY_CALLERS: Final = 8
 HOSTILE_RATE: Final = 4.0
-"""Requests a second that the file of tenants allows the hostile one, which asks for ASKED times as
-many.
+"""Requests per second that the file of tenants allows the hostile one, which asks for ASKED times
+as many.
 """
 ASKED: Final = 1.5
 LIGHT_DEADLINE_SECONDS: Final = 60.0
@@ -105,7 +105,7 @@ class Found:
     """The result of one kind.
 
     Attributes:
-        light_rate: The light tenant's requests a second.
+        light_rate: The light tenant's requests per second.
         hostile: The outcomes of that tenant's requests, by attack.
     """
 
@@ -171,7 +171,7 @@ class Light:
             asked.milliseconds.append((time.perf_counter() - begin) * 1e3)
 
     async def capacity(self, seconds: float) -> float:
-        """Return the requests a second that are answered if the next one is always waiting."""
+        """Return the requests per second that are answered if the next one is always waiting."""
         asked, end = Asked(), time.perf_counter() + seconds
 
         async def ask_on() -> None:
@@ -237,7 +237,7 @@ async def measured(
     """Measure the light tenant alone, and together with each kind, with the same duration.
 
     Args:
-        light_rate: The light tenant's requests a second; None: a part of the capacity.
+        light_rate: The light tenant's requests per second; None: a part of the capacity.
     """
     bar = progress.add_task("alone", total=1.0 + len(kinds))
     async with AsyncExitStack() as stack:
@@ -390,12 +390,12 @@ def main(
         float | None,
         typer.Option(
             min=0.1,
-            help="Requests a second of the light tenant. Default: a tenth of the capacity, at most "
-            f"{MAX_LIGHT_RATE:g}.",
+            help="Requests per second of the light tenant. Default: a tenth of the capacity, at "
+            f"most {MAX_LIGHT_RATE:g}.",
         ),
     ] = None,
     hostile_rate: Annotated[
-        float, typer.Option(min=0.1, help="Requests a second that the hostile one is allowed.")
+        float, typer.Option(min=0.1, help="Requests per second that the hostile one is allowed.")
     ] = HOSTILE_RATE,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON with every request; the tables go to stderr.")

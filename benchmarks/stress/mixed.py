@@ -124,7 +124,7 @@ class Load:
         self._failed = 0
 
     async def run(self, seconds: float) -> None:
-        """Returns when all that was asked for is answered."""
+        """Return when all that was asked for is answered."""
         tasks = []
         start, due = time.perf_counter(), 0.0
         while due < seconds:
@@ -172,7 +172,7 @@ async def _measure(
         await client.encode(MINILM_ID, texts[:32])
         await client.extract(WRITER, ["warm"], ReadText(max_tokens=4))
         alone, beside = Load(client, texts, options.rate), Load(client, texts, options.rate)
-        console.print(f"alone: {options.rate:g} texts a second for {options.seconds / 2:g} s")
+        console.print(f"alone: {options.rate:g} texts per second for {options.seconds / 2:g} s")
         await alone.run(options.seconds / 2)
         written, tokens, failed, claims = 0, 0, 0, [0.0]
 
@@ -262,7 +262,7 @@ def show(result: Result, console: Console) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="of each phase")
-    parser.add_argument("--rate", type=float, default=200.0, help="texts a second")
+    parser.add_argument("--rate", type=float, default=200.0, help="texts per second")
     parser.add_argument("--characters", type=int, default=40, help="of each text at most")
     parser.add_argument("--writers", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=200, help="of each text")

@@ -4,7 +4,7 @@ bench-overload`.
 A real mesh: two routers and one single-threaded worker with a random BERT of MiniLM's size; one
 client process for each router.
 
-- capacity: requests a second in a closed loop, before and after
+- capacity: requests per second in a closed loop, before and after
 - overload: requests arrive at `--factor` times that rate, whether or not answers arrive (Poisson),
   each with a deadline
 - recovery: from the end of the load until three requests in a row take at most twice their time in
@@ -225,7 +225,7 @@ class ClientProcess:
 
 @dataclass
 class Result:
-    """Results of one run; rates in requests a second, times in seconds."""
+    """Results of one run; rates in requests per second, times in seconds."""
 
     factor: float
     deadline: float
@@ -262,7 +262,7 @@ async def _together(clients: Sequence[ClientProcess], orders: Sequence[dict[str,
 
 
 async def _capacity(clients: Sequence[ClientProcess], seconds: float) -> float:
-    """Answers a second, without those of the first part, in which batches fill up."""
+    """Answers per second, without those of the first part, in which batches fill up."""
     began = time.monotonic()
     order = {"kind": "closed", "seconds": seconds, "concurrency": CAPACITY_CONCURRENCY}
     tally = await _together(clients, [order] * len(clients))

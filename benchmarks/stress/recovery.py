@@ -73,7 +73,7 @@ class Load:
 
 
 async def measure(kills: int, per_second: float, seed: int, progress: Progress) -> Result:
-    """Kills one worker after the other."""
+    """Kill one worker after the other."""
     recoveries: list[float] = []
     chance = random.Random(seed)
     models = f"{MINILM_ID}={minilm_directory()}"

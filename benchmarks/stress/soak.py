@@ -71,7 +71,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """The growth of one process over the counted time. Bytes; the slope in bytes a second."""
+    """The growth of one process over the counted time. Bytes; the slope in bytes per second."""
 
     name: str
     rss_start: float
@@ -134,7 +134,7 @@ class Load:
             answers.took.append((now - began, now - asked))
 
     async def closed_loop(self, seconds: float) -> float:
-        """Requests a second that were answered; the first quarter, in which batches fill up, does
+        """Requests per second that were answered; the first quarter, in which batches fill up, does
         not count.
         """
         answers, began = Answers(), time.monotonic()
@@ -172,7 +172,7 @@ async def watch(
     began: float,
     reported: Callable[[float], None],
 ) -> None:
-    """Looks at all of them once a second, until it is cancelled."""
+    """Look at all of them once a second, until it is cancelled."""
     while True:
         now = time.monotonic() - began
         for name, process in processes.items():
@@ -205,7 +205,7 @@ class Result:
     """Results of one run; times in seconds.
 
     Attributes:
-        capacities: Requests a second of each round.
+        capacities: Requests per second of each round.
         p99: The p99 of each tenth of the counted time.
     """
 
@@ -313,7 +313,7 @@ def show(result: Result, console: Console) -> None:
     for heading in (
         "MiB at first",
         "at last",
-        "KiB a minute",
+        "KiB per minute",
         "95 % interval",
         "open files",
         "threads",

@@ -77,11 +77,13 @@ def kept_prompts(prompts: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class DenseModule:
-    """A linear layer of modules.json and the activation after it. `folder`: where its files are,
-    from the checkpoint's root.
+    """A linear layer of modules.json and the activation after it.
 
     An empty folder means the `linear.weight` that Stanford's ColBERT keeps among the encoder's
     tensors.
+
+    Attributes:
+        folder: The folder of its files, relative to the checkpoint's root.
     """
 
     folder: str
@@ -96,9 +98,11 @@ class DenseModule:
 class StaticQueries:
     """Sparse query vectors without a forward pass: each vocabulary token has a fixed weight.
 
-    `folder`: where the tokenizer is. `file`: the weights, safetensors with the one tensor `weight`
-    or a JSON object by token, or of V-SPLADE the checkpoint's own tensors, of which they are made.
-    `default`: inputs without a role are encoded as queries.
+    Attributes:
+        folder: The folder of the tokenizer.
+        file: The file of the weights: safetensors with the tensor `weight`, a JSON object by token,
+            or the checkpoint's tensors from which they are computed (V-SPLADE).
+        default: Whether inputs without a role are encoded as queries.
     """
 
     folder: str
@@ -111,9 +115,10 @@ class Sparse:
     """Sparse vectors: a weight for each of `columns` vocabulary entries, which may be more than the
     tokenizer has.
 
-    `pooling` and `activation`: how SPLADE turns the masked language model's logits into weights.
-    `strongest`: how many of a text's largest weights are kept; 0: all. `queries`: set if queries
-    need no forward pass.
+    Attributes:
+        pooling, activation: How SPLADE turns the masked language model's logits into weights.
+        strongest: Number of largest weights of a text to keep; 0: all.
+        queries: Weights for queries that need no forward pass; None if queries need one.
     """
 
     columns: int
@@ -128,8 +133,9 @@ class Expansion:
     """Query expansion of late interaction: a query is filled up to `length` tokens with `token`
     (empty: the mask token).
 
-    `fixed`: longer queries are truncated to `length`. `attend`: the query's own tokens attend to
-    the added ones.
+    Attributes:
+        fixed: Whether longer queries are truncated to `length`.
+        attend: Whether the query's tokens attend to the added ones.
     """
 
     length: int

@@ -61,8 +61,11 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The mesh's pools. `default`: the pool of models for which the catalog names none. `by_name`
-    is empty without a file.
+    """The mesh's pools.
+
+    Attributes:
+        by_name: The pools of the file; empty without one.
+        default: The pool of models for which the catalog names none.
     """
 
     default: str = DEFAULT
@@ -189,7 +192,7 @@ def read_pools(path: Path) -> Pools:
 
 
 def check_cards(pools: Pools, catalog: Catalog) -> None:
-    """Raises InvalidInput, naming file and line, for a card with a pool that is not in the file."""
+    """Raise InvalidInput, naming file and line, for a card with a pool that is not in the file."""
     for overrides in catalog.cards():
         for name in overrides.pools or ():
             if pools.is_configured and name not in pools.by_name:

@@ -75,7 +75,7 @@ class Shape(Protocol[Value]):
     """A validator of one type of value."""
 
     def read(self, node: yaml.Node, at: At) -> Value:
-        """Parses a value. Raises InvalidInput naming file, line and key."""
+        """Parse a value. Raises InvalidInput naming file, line and key."""
 
     def schema(self) -> Schema:
         """Return the JSON schema (draft 7) of such values."""
@@ -83,8 +83,10 @@ class Shape(Protocol[Value]):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text; if `pattern` is given, it must match the whole text. `words`: the pattern in words,
-    for error messages.
+    """A text; if `pattern` is given, it must match the whole text.
+
+    Attributes:
+        words: The pattern in words, for error messages.
     """
 
     pattern: str = ""
@@ -301,7 +303,8 @@ class Record(Generic[Value]):
     """A mapping with fixed keys. `make` is called with the values of those that are present, by
     name.
 
-    `with_source`: `make` also gets `source`, the mapping's `file:line`.
+    Attributes:
+        with_source: `make` also gets `source`, the mapping's `file:line`.
     """
 
     make: Callable[..., Value]

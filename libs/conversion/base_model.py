@@ -31,8 +31,10 @@ _SEPARATOR: Final = "[FLERT]"
 
 @dataclass(frozen=True, slots=True)
 class _Marker:
-    """A token that a package adds to the base model's tokenizer. `is_special`: it is added as a
-    special token.
+    """A token that a package adds to the base model's tokenizer.
+
+    Attributes:
+        is_special: Whether it is added as a special token.
     """
 
     content: str

@@ -110,7 +110,7 @@ def highest_descriptor() -> int:
 
 
 def confine(size: int, memory_bytes: int, highest: int, output_bytes: int) -> None:
-    """Lowers the limits of this process for a source of `size` bytes; `highest`: the highest
+    """Lower the limits of this process for a source of `size` bytes; `highest`: the highest
     descriptor in use.
     """
     with open("/proc/self/statm", encoding="ascii") as statm:

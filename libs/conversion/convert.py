@@ -36,8 +36,13 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The record of one conversion. `left_out`: entries that are no tensors. `tied`: names that are
-    not written, each with its equal. `converter`: version of our rules and of the library."""
+    """The record of one conversion.
+
+    Attributes:
+        left_out: Entries that are no tensors.
+        tied: Names that are not written, each with its equal.
+        converter: Version of our rules and of the library.
+    """
 
     source: str
     source_bytes: int
@@ -54,7 +59,7 @@ class Converted:
 def convert(
     root: Path, into: Path, steps: Sequence[Step], on_progress: OnProgress
 ) -> tuple[Converted, ...]:
-    """Writes the outputs of all steps to the directory `into`; sources are files of the checkpoint
+    """Write the outputs of all steps to the directory `into`; sources are files of the checkpoint
     `root`, which may be `into`.
 
     Raises ModelBroken naming the file that is refused, and NoCapacity where a retry may help.
@@ -239,7 +244,7 @@ def _write_record(into: Path, done: Iterable[Converted]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a file by one atomic rename."""
+    """Write a file by one atomic rename."""
     part = path.with_name(f"{path.name}.part")
     with part.open("w", encoding="utf-8") as file:
         file.write(text)

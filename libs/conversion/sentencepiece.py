@@ -36,7 +36,11 @@ _MESSAGES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of the vocabulary. `kind`: NORMAL is 1; see CONTROL and USER_DEFINED."""
+    """A piece of the vocabulary.
+
+    Attributes:
+        kind: NORMAL is 1; see CONTROL and USER_DEFINED.
+    """
 
     text: str
     score: float
@@ -45,7 +49,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A model. `charsmap`: its normalization rules as `Precompiled` takes them; empty: none."""
+    """A model.
+
+    Attributes:
+        charsmap: Its normalization rules as `Precompiled` takes them; empty: none.
+    """
 
     pieces: Sequence[Piece]
     model_type: int

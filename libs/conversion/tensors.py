@@ -380,7 +380,7 @@ class _Source:
 def _write(
     tensors: Mapping[str, _Tensor], source: _Source, output: BinaryIO, progress: Progress
 ) -> str:
-    """Writes header and tensors, and returns the file's SHA-256. Larger items first, as safetensors
+    """Write header and tensors, and return the file's SHA-256. Larger items first, as safetensors
     does, so that all are aligned."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].meta.element_size(), item[0]))
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}

@@ -206,7 +206,7 @@ class Made:
 def convert(
     source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, on_progress: Callable[[int, int], None]
 ) -> Made:
-    """Write the tokenizer.json of a bundle (`bundle_of`) to `output`. Raises Refused as
+    """Write the tokenizer.json of a bundle of files to `output`. Raises Refused as
     `tokenizer_json`.
     """
     files = {str(name): base64.b64decode(content) for name, content in json.load(source).items()}

@@ -18,5 +18,5 @@ class Drawn(bytes):
         raise NotImplementedError
 
     def pixels(self, field: str) -> Pixels:
-        """Draws it. Raises InvalidInput."""
+        """Draw it. Raises InvalidInput."""
         raise NotImplementedError

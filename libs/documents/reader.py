@@ -222,8 +222,10 @@ class _Process:
 
 @dataclass(slots=True)
 class _Pool:
-    """Guarded by `changed`. `idle`: least recently used first; those with an empty key were started
-    ahead.
+    """Guarded by `changed`.
+
+    Attributes:
+        idle: Least recently used first; those with an empty key were started ahead.
     """
 
     changed: threading.Condition = field(default_factory=threading.Condition)

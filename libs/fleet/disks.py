@@ -31,7 +31,7 @@ ModelsOnDisk = Mapping[str, WorkerModelRecord]
 
 
 class Disks:
-    """The lists that this process has read. Raises NoCapacity while Redis is away."""
+    """The lists that this process has read. Raises NoCapacity while Redis is unavailable."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis

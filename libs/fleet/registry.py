@@ -73,7 +73,7 @@ class LostLeadership(Exception):
 
 class Fleet:
     """This process' view of the workers, and its updates to routers and workers. Raises NoCapacity
-    while Redis is away.
+    while Redis is unavailable.
     """
 
     def __init__(self, redis: Redis, *, ttl_ms: int = TTL_MS) -> None:

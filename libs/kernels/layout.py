@@ -50,8 +50,9 @@ class Layout:
     """The queries `cu_queries[i]:cu_queries[i + 1]` and keys `cu_keys[i]:cu_keys[i + 1]` of each
     sequence i, both int32.
 
-    `memo`: a cache of data that a kernel computes once per batch for all layers (masks, biases by
-    distance); each kernel has separate keys.
+    Attributes:
+        memo: A cache of data that a kernel computes once per batch for all layers (masks, biases by
+            distance); each kernel has separate keys.
     """
 
     cu_queries: Tensor

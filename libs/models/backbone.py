@@ -1,5 +1,5 @@
-"""An encoder and the heads after it. A text model has one backbone; a model of texts and images
-(CLIP) has one for each.
+"""An encoder and the heads after it. A text model has one backbone; a model that reads texts and
+images (CLIP) has one for each.
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ class PreemptedTower(SampledTower, Protocol):
 
 @runtime_checkable
 class LayeredTower(PreemptedTower, Protocol):
-    """A tower that splits a batch into several forwards. `chunk_tokens`: most tower tokens of one
-    forward, unless one input has more.
+    """A tower that splits a batch into several forwards.
+
+    Attributes:
+        chunk_tokens: Most tower tokens of one forward, unless one input has more.
     """
 
     chunk_tokens: int

@@ -65,9 +65,12 @@ class HasDefaultRole(Protocol):
 
 
 class EncodeOptions(NamedTuple):
-    """The options of an EncodeWork that decide its vectors. `adapter`: empty for none.
+    """The options of an EncodeWork that decide its vectors.
 
     A tuple, because one is made and hashed for each job.
+
+    Attributes:
+        adapter: Empty for none.
     """
 
     role: Role = ""

@@ -40,7 +40,8 @@ class Model(Protocol):
 
     On an asynchronous device `forward` may be split in two (`LaunchesBatches` in `pending.py`).
 
-    `bytes`: weights on the device.
+    Attributes:
+        bytes: Weights on the device.
     """
 
     card: Card

@@ -13,10 +13,10 @@ class Processor(Protocol):
     """A model's pre- and post-processing on the CPU, around the forward. Thread-safe."""
 
     def prepare(self, work: ModelWork, check_cancelled: CancelCheck) -> Prepared:
-        """Tokenise a job. `check_cancelled` is called before each `cutting.SLICE` characters, and
-        its exceptions propagate.
+        """Tokenise a job.
 
-        `check_cancelled` is called before each `cutting.SLICE_CHARACTERS` characters.
+        `check_cancelled` is called before each `cutting.SLICE_CHARACTERS` characters, and its
+        exceptions propagate.
         """
 
     def finish(

@@ -148,8 +148,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class PageText:
-    """The text of a document's page. `page` counts from 1. `is_text_layer`: the text was read from
-    the file, not generated.
+    """The text of a document's page. `page` counts from 1.
+
+    Attributes:
+        is_text_layer: Whether the text was read from the file, not generated.
     """
 
     page: int
@@ -196,8 +198,10 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's text and log probability. `top`: the likeliest alternatives, in descending
-    order.
+    """A token's text and log probability.
+
+    Attributes:
+        top: The most likely alternatives, in descending order.
     """
 
     text: str
@@ -239,7 +243,11 @@ class Extraction:
 
 @dataclass(frozen=True, slots=True)
 class ExtractResult:
-    """Entry i for item i. `output_tokens`: number of generated tokens, including stop tokens."""
+    """Entry i for item i.
+
+    Attributes:
+        output_tokens: Number of generated tokens, including stop tokens.
+    """
 
     items: list[Extraction]
     output_tokens: int = 0
@@ -277,7 +285,11 @@ class Tokenization:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeResult:
-    """Entry i for text i. `max_tokens`: the model's limit."""
+    """Entry i for text i.
+
+    Attributes:
+        max_tokens: The model's limit.
+    """
 
     items: list[Tokenization]
     max_tokens: int

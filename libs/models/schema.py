@@ -22,8 +22,11 @@ class SchemaLabel:
 
 @dataclass(frozen=True, slots=True)
 class SchemaClassification:
-    """A classification of the whole text. `multi_label`: score each label independently.
-    `threshold` None: return all labels.
+    """A classification of the whole text.
+
+    Attributes:
+        multi_label: Whether each label is scored independently.
+        threshold: Minimum score; None: all labels are returned.
     """
 
     name: str

@@ -93,8 +93,10 @@ Parts = tuple[Part, ...]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A chunk that the caller chose: code points of its text, end exclusive. `context`: text put
-    before the chunk.
+    """A chunk that the caller chose: code points of its text, end exclusive.
+
+    Attributes:
+        context: Text put before the chunk.
     """
 
     start: int
@@ -249,8 +251,11 @@ class RelationsWork:
 
 @dataclass(frozen=True, slots=True)
 class RegionsWork:
-    """Detect labelled boxes in images. `threshold` None: the model's default. `texts`: one per
-    item, empty where it has `parts`.
+    """Detect labelled boxes in images.
+
+    Attributes:
+        threshold: Minimum score; None: the model's default.
+        texts: One per item, empty where the item has `parts`.
     """
 
     texts: list[str]
@@ -261,7 +266,11 @@ class RegionsWork:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a function. `arguments`: a JSON object."""
+    """A call of a function.
+
+    Attributes:
+        arguments: A JSON object.
+    """
 
     name: str
     arguments: str
@@ -269,7 +278,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A message before an item. `tool_calls`: those of an assistant."""
+    """A message before an item.
+
+    Attributes:
+        tool_calls: The tool calls of an assistant.
+    """
 
     role: Literal["user", "assistant", "system", "tool"]
     text: str
@@ -279,7 +292,7 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling of tokens. None: the checkpoint's default, or else neutral. `temperature` 0: the
-    likeliest token.
+    most likely token.
     """
 
     temperature: float | None = None
@@ -527,7 +540,7 @@ class SparseRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """The log probability of a generated token, and of the likeliest alternatives in descending
+    """The log probability of a generated token, and of the most likely alternatives in descending
     order.
     """
 
@@ -552,8 +565,10 @@ class GeneratedIds:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """The sequence needs another forward. `ids`: the tokens so far; the next forward may append to
-    them.
+    """The sequence needs another forward.
+
+    Attributes:
+        ids: The tokens so far; the next forward may append to them.
     """
 
     ids: Sequence[int] = field(default=(), compare=False)

@@ -58,7 +58,7 @@ number of models.
 
 class LaneKey(NamedTuple):
     """The lane of one pool, model and adapter (`""`: none). A tuple, because it is looked up some
-    forty times a request.
+    forty times per request.
     """
 
     pool: str

@@ -47,7 +47,7 @@ class _Tolerance:
             return False
         if time.monotonic() - self._logged_at >= AWAY_LOG_SECONDS:
             self._logged_at = time.monotonic()
-            log.warning("a master of redis is away", extra=fields({"error": error.message}))
+            log.warning("a master of redis is unavailable", extra=fields({"error": error.message}))
         return True
 
 

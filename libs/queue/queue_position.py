@@ -43,7 +43,7 @@ class QueuePosition:
 
 class QueuePositions:
     """The queue positions in all lanes. `slots` as in `Lanes`. Every method raises NoCapacity while
-    Redis is away.
+    Redis is unavailable.
     """
 
     def __init__(self, redis: Redis, *, slots: int = 1) -> None:

@@ -43,7 +43,7 @@ class Rate:
 
 class Rates:
     """The debts of all tenants. `slots` as in `Lanes`; `clock` (Unix seconds) replaces Redis' clock
-    in tests. Raises NoCapacity while Redis is away.
+    in tests. Raises NoCapacity while Redis is unavailable.
     """
 
     def __init__(

@@ -80,7 +80,8 @@ class Script(Generic[P]):
     ) -> Reply:
         """Run the script in one round trip; all scripts are loaded first if Redis has lost it.
 
-        Raises NoCapacity when Redis is away, or lacks the script and the user may not load scripts.
+        Raises NoCapacity when Redis is unavailable, or lacks the script and the user may not load
+        scripts.
         """
         arguments = [
             int(values[name]) if name in self._flags else values[name]  # type: ignore[call-overload]

@@ -88,13 +88,13 @@ class Lock:
         return self._try(fcntl.LOCK_EX)
 
     def wait_exclusive(self, while_waiting: Callable[[], None] = lambda: None) -> None:
-        """Polls until the lock is exclusive, and calls `while_waiting` before each pause."""
+        """Poll until the lock is exclusive, and call `while_waiting` before each pause."""
         while not self.try_exclusive():
             while_waiting()
             time.sleep(_LOCK_POLL_SECONDS)
 
     def close(self) -> None:
-        """Releases the lock. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -169,7 +169,7 @@ class Cache:
         return Lock(self._locks / f"{model}.lock")
 
     def touch(self, model: str) -> None:
-        """Marks the model as used now, for eviction by last use."""
+        """Mark the model as used now, for eviction by last use."""
         with suppress(FileNotFoundError):
             os.utime(self.models / model / RECORD)
 
@@ -184,7 +184,7 @@ class Cache:
         return Progress(done_bytes(listing.files, self._incoming / model / "files"), total)
 
     def begin(self, model: str, listing: Listing, budget_bytes: int) -> Path:
-        """Reserves disk space, evicting the least recently used models if needed. Returns the
+        """Reserve disk space, evicting the least recently used models if needed. Returns the
         directory for the files; those that an earlier try left there are kept if they are of this
         listing. The caller holds the model's lock.
 
@@ -208,7 +208,7 @@ class Cache:
             return incoming / "files"
 
     def finish_conversion(self, model: str, listing: Listing, steps: Sequence[Step]) -> None:
-        """Records the outputs of a model's conversions in place of their sources, then removes
+        """Record the outputs of a model's conversions in place of their sources, then remove
         these. The caller holds its lock.
         """
         incoming = self._incoming / model
@@ -234,7 +234,7 @@ class Cache:
         return Listing.read(self._incoming / model / _RECORD) is not None
 
     def publish(self, model: str) -> Path:
-        """Makes a completely fetched model visible. The caller holds its lock."""
+        """Make a completely fetched model visible. The caller holds its lock."""
         incoming, directory = self._incoming / model, self.models / model
         (incoming / (_RECORD if self.is_converted(model) else _LISTING)).rename(
             incoming / "files" / RECORD
@@ -290,7 +290,7 @@ class Cache:
             )
 
     def _evict(self, entry: _Entry) -> bool:
-        """Removes a model; False if it is in use."""
+        """Remove a model; False if it is in use."""
         lock = self.lock(entry.model)
         try:
             if not lock.try_exclusive():
@@ -301,7 +301,7 @@ class Cache:
             lock.close()
 
     def _remove(self, directory: Path) -> None:
-        """Moves the directory to the trash by one atomic rename, then deletes it."""
+        """Move the directory to the trash by one atomic rename, then delete it."""
         trash = self._trash / uuid.uuid4().hex
         with suppress(FileNotFoundError):
             directory.rename(trash)

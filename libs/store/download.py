@@ -47,8 +47,8 @@ class Transfer:
 def patiently(
     work: Callable[[], _Answer], pauses: Sequence[float], *, most_unreached: int = 1_000
 ) -> _Answer:
-    """Retries `work` after each pause while it raises NoCapacity, at most `most_unreached` times
-    for OutOfReach; raises its last error."""
+    """Retry `work` after each pause while it raises NoCapacity, at most `most_unreached` times
+    for OutOfReach; raise its last error."""
     for number, pause in enumerate(pauses):
         try:
             return work()
@@ -97,7 +97,7 @@ def done_bytes(files: Sequence[RemoteFile], directory: Path) -> int:
 
 
 def _all(tasks: Sequence[Callable[[], None]], transfer: Transfer) -> None:
-    """Runs the tasks in threads; after the first error starts no more, and raises it."""
+    """Run the tasks in threads; after the first error, start no more and raise it."""
     with ThreadPoolExecutor(transfer.threads, "download") as pool:
         futures = [pool.submit(task) for task in tasks]
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
@@ -183,7 +183,7 @@ class Part:
         ]
 
     def write(self, start: int, data: bytes) -> None:
-        """Writes a range; returns when it is on disk and recorded."""
+        """Write a range; return when it is on disk and recorded."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self._partial, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
@@ -198,7 +198,7 @@ class Part:
             ranges.write(f"{start} {start + len(data)}\n")
 
     def finish(self) -> None:
-        """Verifies and renames the file, or deletes a corrupt one and sets `problem`."""
+        """Verify and rename the file, or delete a corrupt one and set `problem`."""
         self.problem = ""
         if self._is_complete():
             return

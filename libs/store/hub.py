@@ -199,7 +199,7 @@ class HubModel:
 
 @contextmanager
 def _translated(model: str, endpoint: str) -> Iterator[None]:
-    """Translates huggingface_hub's errors into ours. Texts are our own: a server's answer is not
+    """Translate huggingface_hub's errors into ours. Texts are our own: a server's answer is not
     passed on to clients.
     """
     try:

@@ -333,7 +333,7 @@ def _marks(found: _Directory, files: Sequence[RemoteFile]) -> str:
 
 
 def _place(source: Path, target: Path) -> None:
-    """Links a file, or copies it where the disk or its permissions forbid links."""
+    """Link a file, or copy it where the disk or its permissions forbid links."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         return

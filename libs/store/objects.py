@@ -62,7 +62,7 @@ class ObjectStore:
 
     @contextmanager
     def translated(self, model: str) -> Iterator[None]:
-        """Translates fsspec's errors into ours."""
+        """Translate fsspec's errors into ours."""
         trouble: tuple[type[Exception], ...] = (OSError, *self.trouble)
         try:
             yield

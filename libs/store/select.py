@@ -168,8 +168,13 @@ def _adapter_files(
     is_adapter: bool,
     can_convert: bool,
 ) -> tuple[RemoteFile, ...]:
-    """Return the two files of a LoRA adapter, whatever else its repository holds (training
-    checkpoints), and its texts if it is to be merged into its base.
+    """Return the files of a LoRA adapter to fetch; others in its repository, such as training
+    checkpoints, are skipped.
+
+    Args:
+        is_adapter: Whether the adapter is applied at run time, which needs only its configuration
+            and weights. Otherwise it is merged into its base model, which also needs the text files
+            next to them (tokenizer, prompts).
     """
     weights = by_path.get(adapter.WEIGHTS) or by_path.get(adapter.TORCH_WEIGHTS)
     if weights is None:

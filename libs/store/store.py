@@ -58,7 +58,7 @@ class Store:
         return self._cache.models
 
     def get(self, model: str, report: Report, *, is_adapter: bool = False) -> Copy:
-        """Blocks until the model is on this node. `report` is called from any thread, first when a
+        """Block until the model is on this node. `report` is called from any thread, first when a
         download is known to be needed; of several threads that ask at the same time only one gets
         reports. `is_adapter`: accept only a LoRA adapter.
 
@@ -180,7 +180,7 @@ class Store:
 
     @contextmanager
     def _alone(self, model: str, report: Report) -> Iterator[None]:
-        """Holds the model's exclusive lock; while another process of this node fetches the model,
+        """Hold the model's exclusive lock; while another process of this node fetches the model,
         reports its progress.
         """
 

@@ -35,7 +35,7 @@ def fields(values: Mapping[str, Value]) -> dict[str, Mapping[str, Value]]:
 
 
 def configure(service: str, level: str = "INFO") -> None:
-    """Sends every log record of this process to stderr as JSON; `service` is on each line. Replaces
+    """Send every log record of this process to stderr as JSON; `service` is on each line. Replaces
     earlier handlers.
     """
     handler = logging.StreamHandler(sys.stderr)
@@ -50,7 +50,7 @@ def configure(service: str, level: str = "INFO") -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, service, logger, message, request_id, trace_id, the
+    """One JSON object per line: time, level, service, logger, message, request_id, trace_id, the
     record's fields, exception.
     """
 

@@ -105,8 +105,8 @@ BATCH_TOKENS: Final = Histogram(
 BATCH_FILL: Final = Histogram("shoal_batch_fill_ratio",
 "Tokens of a batch, as a share of the token budget.", ("model",),
                               buckets=SHARES, registry=REGISTRY)  # fmt: skip
-OVERTAKEN: Final = Counter(
-    "shoal_batches_overtaken",
+BATCH_PREEMPTIONS: Final = Counter(
+    "shoal_batch_preemptions",
     "Batches that ran between two layers of another one.",
     registry=REGISTRY,
 )
@@ -305,7 +305,7 @@ DEVICE_CPU_SECONDS: Final = Series(
 )
 DEVICE_WASTED_SECONDS: Final = Series(
     "shoal_device_wasted_seconds",
-    "Device seconds spent on answers that no caller waited for.",
+    "Device seconds spent on results that no caller received.",
     POOL_LABELS,
     True,
 )

@@ -57,7 +57,7 @@ traces.
 
 
 def start(service: str, instance: str, environ: Mapping[str, str]) -> bool:
-    """Starts to export this process' spans as the environment configures it. False: it does not.
+    """Start to export this process' spans as the environment configures it. False: it does not.
     Raises InvalidInput.
     """
     if not is_wanted(environ):
@@ -109,7 +109,7 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def stop() -> None:
-    """Exports the remaining spans. Blocks for at most EXPORT_SECONDS, so that no process waits for
+    """Export the remaining spans. Blocks for at most EXPORT_SECONDS, so that no process waits for
     an unavailable collector.
     """
     shutdown = getattr(trace.get_tracer_provider(), "shutdown", None)
@@ -179,7 +179,7 @@ def http(method: str, route: str, parent: Mapping[str, str]) -> Span:
 
 
 def entered(span: Span) -> AbstractContextManager[object]:
-    """Makes the span the current one, without ending it or recording errors: `failed` does the
+    """Make the span the current one, without ending it or recording errors: `failed` does the
     latter.
     """
     if span is NONE:
@@ -190,7 +190,7 @@ def entered(span: Span) -> AbstractContextManager[object]:
 
 
 def sending(lane: str) -> AbstractContextManager[Span]:
-    """Makes a PRODUCER span for a request's jobs, a child of the current span, the current one;
+    """Make a PRODUCER span for a request's jobs, a child of the current span, the current one;
     NONE if that is not sampled.
     """
     return _sending(lane) if traceparent_of(trace.get_current_span()) else _UNTRACED

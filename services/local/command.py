@@ -79,7 +79,7 @@ def up(
     ] = True,
     http: Annotated[
         bool,
-        typer.Option(help="Answer HTTP, too: OpenAI's, Cohere's and other clients (docs/http.md)."),
+        typer.Option(help="Serve HTTP: the APIs of OpenAI, Cohere and others (docs/http.md)."),
     ] = True,
     tei_grpc_port: Annotated[
         int | None,

@@ -52,13 +52,17 @@ _Service: TypeAlias = tuple[Role, str, list[str], dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class LocalMesh:
-    """A running mesh. `address` is where clients call, `scheduler_address` where KEDA would ask
-    (empty: no scheduler), `http_address` where clients of HTTP do (empty: no edge),
-    `tei_grpc_address` those of TEI's gRPC (empty: none). `metrics_address` where the metrics of all
-    processes are one page (empty: nowhere).
+    """A running mesh.
 
-    `logs`: the folder with a file for each process. `certificates`: where its certificates are, if
-    it uses TLS.
+    Attributes:
+        address: The router's address, for clients.
+        scheduler_address: The address of KEDA's external scaler; empty without a scheduler.
+        http_address: The edge's address for HTTP; empty without an edge.
+        tei_grpc_address: The edge's address for TEI's gRPC; empty without it.
+        metrics_address: The address of one page with the metrics of all processes; empty without
+            it.
+        logs: The folder with a log file for each process.
+        certificates: The folder of the certificates, if the mesh uses TLS.
     """
 
     address: str
@@ -158,7 +162,7 @@ def _children(
 
 
 async def _stop(children: Sequence[tuple[Role, Child]]) -> None:
-    """Stops the edge and then the router first: they drain, which needs all other processes to
+    """Stop the edge and then the router first: they drain, which needs all other processes to
     answer the calls in flight.
     """
     for role in STOP_ORDER:
@@ -270,7 +274,7 @@ def _device(settings: Settings, worker: int) -> dict[str, str]:
 
 
 async def _or_failure(children: Sequence[Child], work: Coroutine[None, None, None]) -> None:
-    """Runs `work`. Raises NoCapacity if a child ends first, or MESH_START_SECONDS pass: a child
+    """Run `work`. Raises NoCapacity if a child ends first, or MESH_START_SECONDS pass: a child
     that fails at the start would fail again.
     """
     working = asyncio.create_task(work)
@@ -298,7 +302,7 @@ async def _or_failure(children: Sequence[Child], work: Coroutine[None, None, Non
 
 
 async def _ready(address: str, certificates: Path | None, workers: int, http_address: str) -> None:
-    """Returns when the router answers, all workers have reported to it, and the edge listens."""
+    """Return when the router answers, all workers have reported to it, and the edge listens."""
     if http_address:
         await _listens(http_address)
     async with _channel(address, certificates) as channel:

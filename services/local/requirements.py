@@ -31,7 +31,7 @@ NEEDED: Final = (
 
 
 def check_installed(needed: Sequence[str] = NEEDED) -> None:
-    """Raises NoCapacity naming the missing modules, and the extra that brings them."""
+    """Raise NoCapacity naming the missing modules, and the extra that brings them."""
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise NoCapacity(

@@ -227,7 +227,7 @@ def packaged_minilm() -> Path | None:
 
 
 def check_port_is_free(port: int, option: str = "port") -> None:
-    """Raises InvalidInput, naming the option, if something listens on the port already."""
+    """Raise InvalidInput, naming the option, if something listens on the port already."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -43,7 +43,7 @@ class Workplace:
 
 @contextmanager
 def workplace(keep_logs: Path | None) -> Iterator[Workplace]:
-    """Creates the folder, and removes it on exit; logs stay if they are in `keep_logs`, or if the
+    """Create the folder, and remove it on exit; logs stay if they are in `keep_logs`, or if the
     mesh failed (NoCapacity). Raises InvalidInput if `keep_logs` is not writable."""
     place = _made(keep_logs)
     failed = False

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 1.0
 AWAY_TICK_SECONDS: Final = 0.2
-"""Interval of refreshes while Redis is away."""
+"""Interval of refreshes while Redis is unavailable."""
 SWEEP_SECONDS: Final = 30.0
 KEPT_UNKNOWN: Final = 256
 MAX_FORGOTTEN: Final = 1000
@@ -76,8 +76,8 @@ class Upkeep:
         """
 
     async def run(self, set_health: SetHealth) -> None:
-        """Refresh once a second, more often while Redis is away. Calls `set_health` after each
-        refresh.
+        """Refresh once a second, more often while Redis is unavailable. Calls `set_health` after
+        each refresh.
         """
         was_away = False
         while True:
@@ -85,7 +85,7 @@ class Upkeep:
                 await self.refresh()
             except NoCapacity as error:
                 if not was_away:
-                    log.warning("redis is away", extra=fields({"error": error.message}))
+                    log.warning("redis is unavailable", extra=fields({"error": error.message}))
                 was_away = True
                 self._redis_check.mark_away()
             else:
@@ -98,8 +98,8 @@ class Upkeep:
             await asyncio.sleep(AWAY_TICK_SECONDS if was_away else TICK_SECONDS)
 
     async def refresh(self) -> None:
-        """Refresh the view and update its dependents. Raises NoCapacity while Redis is away, and
-        UnsuitableRedis.
+        """Refresh the view and update its dependents. Raises NoCapacity while Redis is unavailable,
+        and UnsuitableRedis.
         """
         for file in self._files:
             await asyncio.to_thread(file.refresh)

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 READINESS: Final = "readiness"
 """Health name for readiness probes: serving once the scheduler has read the mesh. It stays so while
-Redis is away, because the scaler then answers from the last snapshot.
+Redis is unavailable, because the scaler then answers from the last snapshot.
 """
 STOP_SECONDS: Final = 0.5
 RESIGN_SECONDS: Final = 2.0

@@ -109,7 +109,7 @@ class Control:
                 wait = BUSY_TICK_SECONDS if made is not None and made.is_waiting else TICK_SECONDS
             except NoCapacity as error:
                 if not was_away:
-                    log.warning("redis is away", extra=fields({"error": error.message}))
+                    log.warning("redis is unavailable", extra=fields({"error": error.message}))
                 was_away, wait = True, RECONNECT_SECONDS
                 self._redis_check.mark_away()
             except UnsuitableRedis:

@@ -1,8 +1,8 @@
 """KEDA's external scaler: answers from memory how many workers a pool should have (`demand.py`).
 Reasons: docs/scaling.md.
 
-1. No call waits, and none fails because Redis is away: the last answer holds for a minute, and
-  after that it is at least the number of workers that were present.
+1. No call waits, and none fails because Redis is unavailable: the last answer holds for a minute,
+and after that it is at least the number of workers that were present.
 2. Streams end by returning, when the process stops and every five minutes, because KEDA reconnects
   slowly after any other end.
 """

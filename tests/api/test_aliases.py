@@ -38,7 +38,7 @@ def test_steps_of_a_change() -> None:
     [
         (STEADY, "switched", "shoal migrate start docs --to MODEL"),
         (STEADY, "rolled_back", "no previous model"),
-        (STEADY, "finished", "no change is under way"),
+        (STEADY, "finished", "no change is in progress"),
     ],
 )
 def test_steps_out_of_order_name_the_step_to_take(alias: Alias, step: str, reason: str) -> None:

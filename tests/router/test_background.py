@@ -20,7 +20,7 @@ async def _fail(error: Exception) -> None:
 async def test_errors_end_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     background = Background()
     with caplog.at_level(logging.INFO):
-        background.spawn(_fail(NoCapacity("redis is away")))
+        background.spawn(_fail(NoCapacity("redis is unavailable")))
         background.spawn(_fail(ValueError("a bug")))
         await background.finished()
     assert [(entry.levelname, entry.message) for entry in caplog.records] == [
@@ -31,7 +31,7 @@ async def test_errors_end_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_work_that_is_cancelled_before_it_begins_leaves_no_warning() -> None:
     async def run() -> None:
-        Background().spawn(_fail(NoCapacity("redis is away")))
+        Background().spawn(_fail(NoCapacity("redis is unavailable")))
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from importlib.metadata import entry_points
+from typing import Any, Final
 
 import typer
 from shoal.cli.main import build
+from shoal.cli.plugins import GROUP
 from typer.cli import get_docs_for_click
 
 from tools.docs.markdown import escape
@@ -24,6 +26,7 @@ def page() -> str:
     command = typer.main.get_group(build())
     for alias in ALIASES:
         command.commands.pop(alias)
+    _expand(command)
     text = get_docs_for_click(
         obj=command, ctx=typer.Context(command, info_name="shoal"), name="shoal"
     )
@@ -31,3 +34,19 @@ def page() -> str:
     text = re.sub(r"^\*\*Commands\*\*:\n\n(?:\* .*\n)*\n", "", text, flags=re.MULTILINE)
     # Every heading moves down one level, below the page's own.
     return HEAD + escape(re.sub(r"^#", "##", text, flags=re.MULTILINE)).rstrip() + "\n"
+
+
+def _expand(command: Any) -> None:
+    """Replace the commands of other distributions, such as `shoal up`, which `shoal` loads when
+    they run, by their implementations, so that the page lists their options.
+    """
+    for entry in entry_points(group=GROUP):
+        *path, name = entry.name.split(".")
+        group = command
+        for part in path:
+            group = group.commands[part]
+        loaded = entry.load()
+        if not isinstance(loaded, typer.Typer):
+            function, loaded = loaded, typer.Typer(add_completion=False)
+            loaded.command()(function)
+        group.commands[name] = typer.main.get_command(loaded)

@@ -125,7 +125,7 @@ WORKERS = Dashboard(
         Panel("Device wasted", "percentunit",
         {"{{pool}}": "sum by (pool) (rate(shoal_device_wasted_seconds_total[5m])) "
               "/ sum by (pool) (rate(shoal_device_busy_seconds_total[5m]))"},
-              "Computed for responses that no caller waited for."),
+              "Computed for results that no caller received."),
         Panel("Batch size", "short", {"p50 {{model}}":
               "histogram_quantile(0.5, sum by (le, model) (rate(shoal_batch_tokens_bucket[5m])))"},
               "Tokens."),

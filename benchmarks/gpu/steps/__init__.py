@@ -72,7 +72,7 @@ STEPS: Final = (
     Step(
         "decode",
         90,
-        "ms a token of a generative model: eager, from graphs, transformers' generate",
+        "ms per token of a generative model: eager, from graphs, transformers' generate",
         _MODELS,
     ),
     Step(

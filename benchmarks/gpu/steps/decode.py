@@ -135,7 +135,7 @@ def gathered() -> Iterator[None]:
 def checkpoint(
     shape: Shape, directory: Path, dtype: torch.dtype, layers: int | None = None
 ) -> transformers.PreTrainedModel:
-    """Writes the shape with a language head, which is the token table; returns transformers' model
+    """Write the shape with a language head, which is the token table; return transformers' model
     on the CPU.
     """
     model = random_model(
@@ -162,7 +162,7 @@ def prompts(writer: LanguageModel, lengths: Sequence[int]) -> list[Ids]:
 
 
 def captured(context: Context, loop: DecodeLoop, tally: Tally) -> bool:
-    """Captures a graph for each number of sequences; False: the loop's steps have none, as on a
+    """Capture a graph for each number of sequences; False: the loop's steps have none, as on a
     CPU.
     """
     made = tally.graphs(context.device, check_every=NEVER)

@@ -59,7 +59,7 @@ def run(context: Context) -> None:
         context.measure(name, partial(measure, context, found[name]), seconds=25)
     for name, bound in MFU_BOUNDS.items():
         mfu = context.report.number(name, "mfu")
-        context.target(f"MFU, {name}, {BATCH_TOKENS} tokens a batch", bound, "of peak", mfu)
+        context.target(f"MFU, {name}, {BATCH_TOKENS} tokens per batch", bound, "of peak", mfu)
     for name in ORDER:
         for batch, bound in ((32, ARRIVAL_BOUND), (256, SORTED_BOUND)):
             ratio = context.report.number(name, f"times_sentence_transformers_{batch}")

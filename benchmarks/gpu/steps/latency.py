@@ -106,7 +106,7 @@ def graphs(context: Context, model: PackedModel, query: Prepared, queries: int) 
 
 
 def capture(model: PackedModel, query: Prepared, batch: list[InputSequence]) -> None:
-    """Captures what waits, the batch's graph included, as an idle worker does."""
+    """Capture what waits, the batch's graph included, as an idle worker does."""
     model.forward(query.head, batch)
     while model.awaits_capture:
         model.capture_graph()

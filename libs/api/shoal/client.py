@@ -77,11 +77,10 @@ class AsyncClient(ClientBase):
         priority: Priority | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[Delta | ExtractResult]:
-        """Generate text and yield it while it is generated: `Delta`s, and finally the whole
-        `ExtractResult`.
+        """Generate text and stream it: yield `Delta`s, and finally the whole `ExtractResult`.
 
-        The result is the only message of models that generate nothing, search beams or return
-        regions. One request, not retried. Raises ShoalError.
+        Models that generate no text, use beam search or return regions yield only the result. The
+        call is one request and is not retried. Raises ShoalError.
         """
         plan = ExtractPlan(items, task, Options(model, truncation, "", pool, priority, "raise"))
         with self._caller.streaming() as (address, metadata):
@@ -111,7 +110,7 @@ class AsyncClient(ClientBase):
         return self._transport
 
     async def close(self) -> None:
-        """Ends calls in flight and closes the connections. Idempotent."""
+        """End calls in flight and close the connections. Idempotent."""
         await self._transport.close()
 
     async def __aenter__(self) -> Self:
@@ -181,11 +180,10 @@ class Client(ClientBase):
         priority: Priority | None = None,
         timeout: float | None = None,
     ) -> Generator[Delta | ExtractResult]:
-        """Generate text and yield it while it is generated: `Delta`s, and finally the whole
-        `ExtractResult`.
+        """Generate text and stream it: yield `Delta`s, and finally the whole `ExtractResult`.
 
-        The result is the only message of models that generate nothing, search beams or return
-        regions. One request, not retried. Raises ShoalError.
+        Models that generate no text, use beam search or return regions yield only the result. The
+        call is one request and is not retried. Raises ShoalError.
         """
         plan = ExtractPlan(items, task, Options(model, truncation, "", pool, priority, "raise"))
         with self._caller.streaming() as (address, metadata):
@@ -212,7 +210,7 @@ class Client(ClientBase):
         return self._transport
 
     def close(self) -> None:
-        """Ends calls in flight and closes the connections. Idempotent."""
+        """End calls in flight and close the connections. Idempotent."""
         self._transport.close()
 
     def __enter__(self) -> Self:

@@ -42,7 +42,7 @@ class ShoalError(Exception):
         return f"{self.message} [{self.reason}{where}{request}]"
 
     def move(self, name: str, places: Sequence[int]) -> None:
-        """Replaces `name[i]` in field and message by `name[places[i]]`: from a request's index to
+        """Replace `name[i]` in field and message by `name[places[i]]`: from a request's index to
         that in the caller's list.
         """
         index = self.index(name)

@@ -217,7 +217,7 @@ class ModelHandle:
         return f"ModelHandle({self.model!r}{f', address={address!r}' if address else ''})"
 
     def close(self) -> None:
-        """Closes the blocking client. The next call makes a new one."""
+        """Close the blocking client. The next call makes a new one."""
         with self._lock:
             self._forget_after_fork()
             client, self._client = self._client, None
@@ -225,7 +225,7 @@ class ModelHandle:
             client.close()
 
     async def aclose(self) -> None:
-        """Closes the client of the running event loop. The next call makes a new one."""
+        """Close the client of the running event loop. The next call makes a new one."""
         with self._lock:
             self._forget_after_fork()
             client = self._async_clients.pop(asyncio.get_running_loop(), None)

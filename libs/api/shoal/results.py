@@ -64,7 +64,7 @@ class ResolvedAlias(AliasModels):
 
     Attributes:
         model: The model that answered.
-        next_model: The model to which the alias is being changed; empty: no change is under way.
+        next_model: The model to which the alias is being changed; empty: no change is in progress.
         previous_model: The model before the last change; empty: no change, or it is finished.
         revision: Revision of the alias.
     """
@@ -88,7 +88,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vectors:
-    """One row an item, in the requested data type.
+    """One row per item, in the requested data type.
 
     `array` is [items, dimensions] of float32 (also for "bfloat16", which numpy does not have),
     float16, int8 or uint8; for "binary" it is uint8 [items, ceil(dimensions / 8)], eight numbers a
@@ -199,9 +199,11 @@ class Chunk:
     """A part of an item's text. `start` and `end` (exclusive) count Unicode code points, as
     Python's strings do.
 
-    `row`: its row in each representation. `tokens`: that its vectors are made of. `text`: the text
-    from `start` to `end`. `page`: of a document, the page on which the chunk begins, from 1; 0 of a
-    text.
+    Attributes:
+        row: The chunk's row in each representation.
+        tokens: Number of tokens that contribute to the chunk's vectors.
+        text: The text from `start` to `end`.
+        page: The page of the document on which the chunk begins, from 1; 0 for a text.
     """
 
     row: int
@@ -218,8 +220,11 @@ class Chunks:
     `row` of each representation.
 
     The chunks of item i are rows `offsets[i]` to `offsets[i + 1]`; a `skipped` item has none.
-    `texts`: of the items that are texts. `pages`: the page on which each chunk begins, 0 of a text;
-    None if no item is a document. `chunk_texts`: the text of each chunk, if the mesh returned it.
+
+    Attributes:
+        texts: The texts of the items that are texts.
+        pages: The page on which each chunk begins, 0 for a text; None if no item is a document.
+        chunk_texts: The text of each chunk, if the mesh returned it.
     """
 
     offsets: Integers  # [items + 1]
@@ -316,7 +321,7 @@ class EncodeResult:
 
     @property
     def multi_vector(self) -> Ragged:
-        """One matrix of token vectors an item."""
+        """One matrix of token vectors per item."""
         return (
             self._multi_vector if self._multi_vector is not None else self._missing("multi_vector")
         )
@@ -403,8 +408,10 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A labelled box in an image, in pixels from its upper left corner. `polygon`: x and y of each
-    corner of an outline, if any.
+    """A labelled box in an image, in pixels from its upper left corner.
+
+    Attributes:
+        polygon: The x and y of each corner of an outline; empty without one.
     """
 
     left: float
@@ -418,8 +425,12 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class PageText:
-    """The text of a document's page, which counts from 1. `is_text_layer`: it stood in the file,
-    with CR LF between lines; else a model wrote it, or there is none."""
+    """The text of a document's page, which counts from 1.
+
+    Attributes:
+        is_text_layer: Whether the text is the file's text layer, with CR LF between lines.
+            Otherwise a model generated it, or it is empty.
+    """
 
     page: int
     text: str
@@ -448,8 +459,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """One thing of the schema's structure `name`. `fields`: for a list its values, else the best
-    value or None.
+    """One object of the schema's structure `name`.
+
+    Attributes:
+        fields: The value of each field: a list, or the best value or None.
     """
 
     name: str
@@ -458,7 +471,11 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a function. `arguments`: a JSON object."""
+    """A call of a function.
+
+    Attributes:
+        arguments: A JSON object.
+    """
 
     name: str
     arguments: str
@@ -466,8 +483,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's text, with U+FFFD for a part of a character, and its log probability. `top`: the
-    likeliest tokens in its place.
+    """A token's text, with U+FFFD for a part of a character, and its log probability.
+
+    Attributes:
+        top: The most likely tokens at this position.
     """
 
     text: str

@@ -31,8 +31,11 @@ class SchemaLabel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaClassification:
-    """A question about the whole text. `multi_label`: each label on its own. `threshold` None: all
-    labels are returned.
+    """A classification of the whole text.
+
+    Attributes:
+        multi_label: Score each label independently (sigmoid).
+        threshold: Minimum score; None: all labels are returned.
     """
 
     name: str
@@ -44,8 +47,12 @@ class SchemaClassification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaField:
-    """A field of a structure: a list of values or ("str") the best one, of words of the text or of
-    `choices`.
+    """A field of a structure.
+
+    Attributes:
+        dtype: "list" for all values, "str" for the best one.
+        choices: The allowed values; empty: words of the text.
+        threshold: Minimum score; None: the schema's.
     """
 
     name: str
@@ -57,7 +64,7 @@ class SchemaField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaStructure:
-    """A thing with fields, of which a text may describe several."""
+    """A kind of object with fields. A text may describe several objects of it."""
 
     name: str
     fields: tuple[SchemaField, ...]
@@ -93,7 +100,7 @@ class Schema:
     threshold: float | None = None
 
     def with_entities(self, labels: Labels, *, threshold: float | None = None) -> Self:
-        """Things to find, by label. `threshold`: of those that set none."""
+        """Add labels of entities to find. `threshold` is for labels that set none."""
         return replace(self, entities=(*self.entities, *_labels(labels, "entities", threshold)))
 
     def with_classification(
@@ -118,7 +125,9 @@ class Schema:
         return replace(self, classifications=(*self.classifications, made))
 
     def with_relations(self, labels: Labels, *, threshold: float | None = None) -> Self:
-        """Relations to find; the model finds their heads and tails."""
+        """Add relations to find. The model finds their heads and tails. `threshold` is for labels
+        that set none.
+        """
         return replace(self, relations=(*self.relations, *_labels(labels, "relations", threshold)))
 
     def with_structure(

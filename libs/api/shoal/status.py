@@ -35,7 +35,7 @@ class Alias(AliasModels):
 
     Attributes:
         model: The model that answers requests by the name.
-        next_model: The model to which the alias is being changed; empty: no change is under way.
+        next_model: The model to which the alias is being changed; empty: no change is in progress.
         previous_model: The model before the last change, to which the alias can be rolled back.
         output: Where the vectors of the corpus by the next model are written; may be empty.
         revision: Number of its last change.
@@ -70,13 +70,13 @@ class Alias(AliasModels):
             return self
         if not self.next_model:
             self._refuse(
-                f"no change is under way: `shoal migrate start {self.name} --to MODEL` begins one"
+                f"no change is in progress: `shoal migrate start {self.name} --to MODEL` begins one"
             )
         return replace(self, model=self.next_model, next_model="", previous_model=self.model)
 
     def rolled_back(self) -> Self:
-        """Let the previous model answer again. The change stays under way. An alias that was rolled
-        back already, or not switched yet, stays as it is.
+        """Let the previous model answer again. The change stays in progress. An alias that was
+        rolled back already, or not switched yet, stays as it is.
         """
         if self.next_model and not self.previous_model:
             return self
@@ -87,7 +87,7 @@ class Alias(AliasModels):
     def finished(self) -> Self:
         """End the change: keep the model that answers now, and forget the other one."""
         if not self.other_model:
-            self._refuse("no change is under way")
+            self._refuse("no change is in progress")
         return replace(self, next_model="", previous_model="", output="")
 
     def _refuse(self, reason: str) -> NoReturn:
@@ -234,10 +234,11 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """A process that `shoal up` supervises. `state`: "running", "restarting", or "given up" after
-    it ended too often.
+    """A process that `shoal up` supervises.
 
-    `detail`: how it last ended, and the last line of its log; empty if it has never ended.
+    Attributes:
+        state: "running", "restarting", or "given up" after it ended too often.
+        detail: How it last ended, and the last line of its log; empty if it has never ended.
     """
 
     name: str
@@ -263,8 +264,11 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class PlacementReason:
-    """Why a worker is or is not chosen. `score`: from 1 (resident) to 0 (absent), less the share of
-    time that the worker is busy."""
+    """Why a worker is or is not chosen.
+
+    Attributes:
+        score: From 1 (resident) to 0 (absent), less the share of time that the worker is busy.
+    """
 
     worker_id: str
     pool: str

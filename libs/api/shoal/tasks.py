@@ -31,7 +31,7 @@ class PillowImage(Protocol):
 
 # An image: a file, a file's bytes (PNG, JPEG, WebP, TIFF, GIF, BMP, AVIF), a Pillow image, or uint8
 # [height, width, 3].
-Picture: TypeAlias = Path | bytes | PillowImage | NDArray[np.uint8]
+ImageData: TypeAlias = Path | bytes | PillowImage | NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,13 @@ class Parts:
     this?", Path("page.png"))`.
     """
 
-    pieces: tuple[str | Picture | Document, ...]
+    pieces: tuple[str | ImageData | Document, ...]
 
-    def __init__(self, *pieces: str | Picture | Document) -> None:
+    def __init__(self, *pieces: str | ImageData | Document) -> None:
         object.__setattr__(self, "pieces", pieces)
 
 
-Item: TypeAlias = str | Picture | Document | Parts
+Item: TypeAlias = str | ImageData | Document | Parts
 Items: TypeAlias = Item | Iterable[Item]
 Role = Literal["query", "document"]
 Truncation = Literal["none", "end", "start"]
@@ -105,8 +105,12 @@ ChunkMethod = Literal["sentences", "tokens", "markdown", "spans"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of a text that is to be a chunk: code points, `end` exclusive. `context`: read before
-    the chunk, as it is.
+    """A part of a text that becomes a chunk.
+
+    Attributes:
+        start: Offset of the first code point.
+        end: Offset after the last code point.
+        context: A text that the model reads before the chunk, unchanged.
     """
 
     start: int
@@ -140,9 +144,14 @@ class Chunking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entities:
-    """Find named entities in text. `labels`: required by zero-shot models, else a subset of the
-    model's own. `threshold` 0..1. `flat`: no overlaps. `aggregation`: how the labels of a word's
-    tokens become one, for models that label tokens."""
+    """Find named entities in text.
+
+    Attributes:
+        labels: Required by zero-shot models; for other models a subset of the model's labels.
+        threshold: Minimum score, 0..1. Default: the model's.
+        flat: Whether overlapping entities are removed.
+        aggregation: How the labels of a word's tokens are merged, for token classification.
+    """
 
     labels: Sequence[str] = ()
     threshold: float | None = None
@@ -152,10 +161,17 @@ class Entities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classify:
-    """Score labels. `multi_label`: each on its own (sigmoid) instead of against the others
-    (softmax). `hypothesis`: the sentence that a zero-shot or embedding model compares with the text
-    for each label, `{}` standing for the label. `among_labels`: probabilities are normalised over
-    `labels`, instead of over all labels of the model."""
+    """Score labels for each item.
+
+    Attributes:
+        labels: Required by zero-shot models; for other models a subset of the model's labels.
+        multi_label: Score each label independently (sigmoid) instead of against the others
+            (softmax). Default: as the model's configuration says.
+        threshold: Minimum score. Default: none.
+        hypothesis: The sentence that a zero-shot or embedding model compares with the text for each
+            label; `{}` is replaced by the label.
+        among_labels: Normalise probabilities over `labels` instead of over all labels of the model.
+    """
 
     labels: Sequence[str] = ()
     multi_label: bool | None = None
@@ -166,9 +182,14 @@ class Classify:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relations:
-    """Find relations between entities. `entity_labels`: the kinds of entities to relate, for models
-    that find the entities. `entities`: the entities themselves, a list for each item, for models
-    that are given them. `threshold` 0..1, default the model's own."""
+    """Find relations between entities.
+
+    Attributes:
+        labels: Relations to find.
+        entity_labels: The kinds of entities to relate, for models that find the entities.
+        entities: A list of entities for each item, for models that do not find them.
+        threshold: Minimum score, 0..1. Default: the model's.
+    """
 
     labels: Sequence[str]
     entity_labels: Sequence[str] = ()
@@ -178,8 +199,11 @@ class Relations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regions:
-    """Find objects in images. `threshold` 0..1, which a region's score must exceed, default the
-    model's own.
+    """Find objects in images.
+
+    Attributes:
+        labels: Objects to find.
+        threshold: A region's score must exceed this, 0..1. Default: the model's.
     """
 
     labels: Sequence[str]

@@ -55,8 +55,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenizeResult:
-    """The tokens of texts: `result[i]` is for text i. `max_tokens`: how many tokens the model
-    takes.
+    """The tokens of texts: `result[i]` is for text i.
+
+    Attributes:
+        max_tokens: The maximum tokens of a sequence of the model.
     """
 
     texts: tuple[Tokens, ...]

@@ -63,8 +63,9 @@ class Config:
     """A JSON object of the checkpoint. A key that is missing or null has the default; a value of
     another type is an error.
 
-    `file`: the file's path from the checkpoint's root, and the keys that lead to the object, for
-    error messages.
+    Attributes:
+        file: The file's path from the checkpoint's root, and the keys that lead to the object, for
+            error messages.
     """
 
     file: str
@@ -381,7 +382,7 @@ def tensor_entries(directory: Path, name: str) -> dict[str, TensorEntry]:
 
 
 def _refuse_crowd(header: bytes, name: str) -> None:
-    """Raises ModelBroken for more objects or entries of lists than MAX_TENSORS tensors have, before
+    """Raise ModelBroken for more objects or entries of lists than MAX_TENSORS tensors have, before
     an object is made of one.
     """
     tensors = header.count(b"{") - 1

@@ -22,8 +22,10 @@ _ROLES = ("query", "document")
 class Routes:
     """Entries in the format of modules.json.
 
-    `modules`: those for documents, and for queries too unless `static` or the entries `queries`
-    encode these. `query_default`: texts without a role are queries.
+    Attributes:
+        modules: The modules for documents, and for queries too unless `static` or the entries
+            `queries` encode them.
+        query_default: Whether texts without a role are queries.
     """
 
     modules: tuple[Config, ...]

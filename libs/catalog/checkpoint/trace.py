@@ -29,7 +29,7 @@ _READS: ContextVar[list[Read] | None] = ContextVar("reads", default=None)
 
 @contextmanager
 def recorded() -> Iterator[list[Read]]:
-    """Collects the keys that this thread reads, in order."""
+    """Collect the keys that this thread reads, in order."""
     reads: list[Read] = []
     token = _READS.set(reads)
     try:
@@ -39,7 +39,7 @@ def recorded() -> Iterator[list[Read]]:
 
 
 def note(file: str, key: str, value: object) -> None:
-    """Adds a key to the record, if there is one."""
+    """Add a key to the record, if there is one."""
     reads = _READS.get()
     if reads is not None:
         reads.append(Read(file, key, value))

@@ -37,8 +37,11 @@ _NUMBERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor of the file. `shape`: the slowest axis first, as in torch. `kind`: a number of
-    GGMLQuantizationType.
+    """A tensor of the file.
+
+    Attributes:
+        shape: The slowest axis first, as in torch.
+        kind: A number of GGMLQuantizationType.
     """
 
     name: str

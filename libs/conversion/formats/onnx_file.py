@@ -88,8 +88,10 @@ class _Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """A parameter to write. `scale`, `zero`: of a quantised one, along `axis` where they are not
-    single numbers.
+    """A parameter to write.
+
+    Attributes:
+        scale, zero: Of a quantised one, along `axis` where they are not single numbers.
     """
 
     stored: _Initializer

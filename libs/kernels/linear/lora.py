@@ -2,10 +2,10 @@
 (multi-LoRA).
 
 Rows of one adapter are contiguous, and the host knows where they begin, so nothing here
-synchronises with the device. On a CPU each adapter's rows take two separate thin products, which is
-the least arithmetic. On an accelerator, where a launch costs more than that, the factors of the
-batch's adapters are concatenated: two products for all rows, with the other adapters' ranks masked
-to zero between them.
+synchronises with the device. On a CPU each adapter's rows take two separate low-rank products,
+which is the least arithmetic. On an accelerator, where a launch costs more than that, the factors
+of the batch's adapters are concatenated: two products for all rows, with the other adapters' ranks
+masked to zero between them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ _FEW = 2  # adapters; up to this many, separate products are faster than masks o
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """One adapter's factors for one linear layer: x -> (x a') b. `a`: [rank, inputs]; `b`: [rank,
-    outputs], including its scale.
+    """One adapter's factors for one linear layer: x -> (x a') b.
 
     `gain` and `shift`, [outputs], for an adapter that also scales the layer's weights (DoRA): the
     layer's result y becomes y gain + shift before the product is added; the shift preserves the
     layer's bias. None: y stays.
+
+    Attributes:
+        a: [rank, inputs].
+        b: [rank, outputs], including the adapter's scale.
     """
 
     a: Tensor
@@ -53,8 +56,10 @@ class Rows:
     """The assignment of a batch's rows to adapters, for each number of rows that a layer may
     receive: all tokens, or one per sequence.
 
-    Rows without an adapter are in no segment. `memo`: a cache of masks, computed once per batch and
-    shared by all layers.
+    Rows without an adapter are in no segment.
+
+    Attributes:
+        memo: A cache of masks, computed once per batch and shared by all layers.
     """
 
     segments: Mapping[int, tuple[Segment, ...]]
@@ -103,8 +108,10 @@ def _segments(adapters: Sequence[int | None], lengths: Sequence[int]) -> tuple[S
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The updates of a batch's adapters to one linear layer. `parts`: by adapter number, for
-    adapters of this layer.
+    """The updates of a batch's adapters to one linear layer.
+
+    Attributes:
+        parts: The factors by adapter number, for adapters of this layer.
     """
 
     rows: Rows

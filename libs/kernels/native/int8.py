@@ -21,8 +21,11 @@ _ALIGNMENT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class NativeInt8:
-    """An instruction set of the library. `columns`: columns of a panel of weights; `group`:
-    adjacent inputs of a column.
+    """An instruction set of the library.
+
+    Attributes:
+        columns: Columns of a panel of weights.
+        group: Adjacent inputs of a column.
     """
 
     name: str

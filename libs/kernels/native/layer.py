@@ -33,7 +33,11 @@ _BATCH: Final = Struct("6P2q6i")
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear layer. `panels`: address of the prepacked weight (`panels.py`)."""
+    """A linear layer.
+
+    Attributes:
+        panels: Address of the prepacked weight (`panels.py`).
+    """
 
     panels: int
     bias: Tensor | None
@@ -85,7 +89,11 @@ class LayerParts:
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
-    """A layer's pages of keys and values (`paged.py`). `table`: address of a `struct PageTable`."""
+    """A layer's pages of keys and values (`paged.py`).
+
+    Attributes:
+        table: Address of a `struct PageTable`.
+    """
 
     keys: Tensor
     values: Tensor

@@ -21,7 +21,8 @@ from libs.kernels.triton_here import has_triton
 class HeadNorms:
     """RMSNorm of each head of queries and keys; the first `queries` heads are queries.
 
-    `query_weight`, `key_weight`: [head size], to which `shift` is added.
+    Attributes:
+        query_weight, key_weight: [head size], to which `shift` is added.
     """
 
     query_weight: Tensor

@@ -1,5 +1,5 @@
 """Rotary positions in Triton: cosines and sines in one launch a forward, and norm and rotation of
-queries and keys in one a layer.
+queries and keys in one per layer.
 
 Called by `rope.py`, which defines them, for CUDA tensors. All arithmetic is float32.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from libs.kernels.rows.rope import HeadNorms
 
 MAX_ELEMENTS = 4096
-"""Maximum numbers in a program: at 32 a thread and 128 threads, registers do not spill."""
+"""Maximum numbers in a program: at 32 per thread and 128 threads, registers do not spill."""
 
 
 def angles(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:

@@ -39,8 +39,11 @@ _PLACEHOLDER: Final = "\ue000"
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation. `field`: its path in the job. `calls`: those of an
-    assistant.
+    """One message of a conversation.
+
+    Attributes:
+        field: The message's path in the job.
+        calls: The tool calls of an assistant.
     """
 
     role: Role

@@ -47,10 +47,11 @@ text.
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
     """Generation options of one sequence: the `InputSequence.input` of readers of texts and
-    conversations.
+    conversations. Attributes that are not listed here are as in `Request`; grammar and `ends` are
+    the job's, the seed is the sequence's.
 
-    `most`: tokens of the answer, 0 for the checkpoint's number. The others are as in `Request`;
-    grammar and `ends` are the job's, the seed is the sequence's.
+    Attributes:
+        most: Maximum tokens of the answer, 0 for the checkpoint's number.
     """
 
     most: int
@@ -165,7 +166,7 @@ def refuse_sampling(work: GenerationWork, card: Card) -> None:
     for name, was_set in is_set.items():
         if was_set:
             raise TaskNotSupported(
-                f"{card.model} always returns the likeliest answer: remove {name}",
+                f"{card.model} always returns the most likely answer: remove {name}",
                 field=name,
             )
 

@@ -42,7 +42,11 @@ attempt.
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The shape of a graph's input. `longest`: maximum tokens of one of its sequences."""
+    """The shape of a graph's input.
+
+    Attributes:
+        longest: Maximum tokens of one of its sequences.
+    """
 
     tokens: int
     sequences: int

@@ -20,8 +20,11 @@ _Graph = TypeVar("_Graph")
 
 @dataclass(slots=True)
 class Entry(Generic[_Graph]):
-    """A graph. `used_at`: number of the last forward that used it. `uses`: number of forwards that
-    used it.
+    """A graph.
+
+    Attributes:
+        used_at: Number of the last forward that used it.
+        uses: Number of forwards that used it.
     """
 
     graph: _Graph

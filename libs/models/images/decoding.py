@@ -70,7 +70,7 @@ _UPRIGHT: Final = {
 
 # Pillow's readers trust their input: malformed files raise Python's errors for wrong offsets,
 # lengths and numbers.
-_READERS_RAISE = (
+_READER_ERRORS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -161,7 +161,7 @@ def _opened(data: bytes, field: str, limits: Limits) -> Iterator[Image.Image]:
         raise InvalidInput(
             f"the file is not an image in a supported format: {', '.join(FORMATS)}", field=field
         ) from error
-    except _READERS_RAISE as error:
+    except _READER_ERRORS as error:
         raise InvalidInput(
             f"the image is truncated or damaged: {str(error)[:200] or type(error).__name__}",
             field=field,
@@ -177,14 +177,14 @@ def _too_many(found: str, field: str, limits: Limits) -> InvalidInput:
 
 def _orientation(image: Image.Image) -> int:
     """Return the orientation, 1 to 8; 1 (upright) if the EXIF data is missing or damaged, and for
-    TIFF, which Pillow's reader turns itself.
+    TIFF, which Pillow already returns upright.
     """
     if image.format == "TIFF":
         return 1
     try:
         # PngImageFile.getexif would decode the image to read data after it.
         value = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
-    except _READERS_RAISE:
+    except _READER_ERRORS:
         return 1
     return value if isinstance(value, int) and value in _UPRIGHT else 1
 

@@ -79,7 +79,11 @@ def load_images(directory: Path, *, dtype: torch.dtype, device: torch.device) ->
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The contents of a directory. `rest`: rules for tensors outside the encoders."""
+    """The contents of a directory.
+
+    Attributes:
+        rest: Rules for tensors outside the encoders.
+    """
 
     towers: Mapping[str, TowerSpec]
     rest: Mapping[str, HeadRule]

@@ -55,8 +55,9 @@ TEXT_HEAD, IMAGE_HEAD = "dense", "image"
 class LabelScale:
     """Conversion of cosines of images and labels to logits: cosine * `scale` + `bias`.
 
-    `each_alone`: the model was trained to score each label independently (sigmoid), otherwise by
-    softmax over the labels.
+    Attributes:
+        each_alone: Whether the model was trained to score each label independently (sigmoid)
+            instead of by softmax over the labels.
     """
 
     scale: float

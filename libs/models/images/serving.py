@@ -157,7 +157,7 @@ def image_size(given: ImageInput) -> ImageSize:
 
 
 def _texts(directory: Path, card: Card, loaded: ImageModel) -> ImageModelTexts | None:
-    """Return the text input of a model of texts and images; None for other models."""
+    """Return the text input of a model that reads texts and images; None for other models."""
     heads = {name for backbone in loaded.backbones for name in backbone.heads}
     if TEXT_HEAD not in heads or IMAGE_HEAD not in heads:
         return None

@@ -1,4 +1,6 @@
-"""Texts of models of texts and images: tokenizer rules of a family that tokenizer.json lacks."""
+"""Texts of models that read texts and images: tokenizer rules of a family that tokenizer.json
+lacks.
+"""
 
 from __future__ import annotations
 

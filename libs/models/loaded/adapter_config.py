@@ -80,10 +80,11 @@ Numbers: TypeAlias = Sequence[tuple[Pattern, float]]
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter's configuration. `targets`: the last components of the adapted modules' names;
-    None: those that have tensors.
+    """An adapter's configuration.
 
-    `dora`: each module has a magnitude for each of its outputs as well (DoRA).
+    Attributes:
+        targets: The last components of the adapted modules' names; None: all modules with tensors.
+        dora: Whether each module also has a magnitude for each of its outputs (DoRA).
     """
 
     base: str

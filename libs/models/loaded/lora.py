@@ -81,8 +81,11 @@ _Binding = tuple[_Bindable, "Delta | BoundConstants[Any]"]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An adapter on the device. `parts`: by our name of a linear layer. `learned`: by name of a
-    module (`PrecomputesConstants`).
+    """An adapter on the device.
+
+    Attributes:
+        parts: The factors by our name of a linear layer.
+        learned: Learned tensors by name of a module (`PrecomputesConstants`).
     """
 
     directory: Path
@@ -352,7 +355,8 @@ class _Fused:
     """One layer's factors in float32: a [ranks, inputs], b [ranks, outputs], 0 outside a piece's
     slot.
 
-    `scales`: gain and shift (`LowRank`), if a piece has magnitudes.
+    Attributes:
+        scales: Gain and shift (`LowRank`), if a piece has magnitudes.
     """
 
     a: Tensor

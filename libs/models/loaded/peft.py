@@ -35,8 +35,10 @@ _MAX_NAME: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of an adaptable layer: `slots` add up to its outputs. `is_table`: a lookup table of
-    `inputs` rows.
+    """The shape of an adaptable layer: `slots` add up to its outputs.
+
+    Attributes:
+        is_table: Whether the layer is a lookup table of `inputs` rows.
     """
 
     inputs: int

@@ -35,7 +35,11 @@ class _Remembers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A job and the model's outputs for its sequences. `task`: "encode", "score" and so on."""
+    """A job and the model's outputs for its sequences.
+
+    Attributes:
+        task: "encode", "score" and so on.
+    """
 
     task: str
     prepared: Prepared

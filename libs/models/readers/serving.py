@@ -33,7 +33,7 @@ def load_reader_model(
     overrides: Overrides | None = None,
     memory_bytes: int = 0,
 ) -> GenerativeModel:
-    """Load a model that reads images, as `load_writer_model` loads a text model."""
+    """Load a generative model that reads images; `load_generative_model` loads text-only ones."""
     card = read_card(directory, model_id, overrides)
     card, dtype = without_int8(card, device, dtype)
     config, settings = (

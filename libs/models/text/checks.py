@@ -50,7 +50,7 @@ def need_task(work: Work, card: Card) -> None:
     if getattr(work, "truncation", "") == "windows":
         raise TaskNotSupported(
             f"{card.model} reads no text in windows here: they are for Score and Extract with a "
-            "model of texts; divide texts by `chunking` to encode them",
+            "text model; divide texts by `chunking` to encode them",
             field="truncation",
         )
     task = _TASKS[type(work)]

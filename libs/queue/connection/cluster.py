@@ -72,7 +72,7 @@ _SLOW_FAILURE_SECONDS: Final = 1.0
 _SLOW_COST: Final = 3
 """A failure that took longer, such as a timeout, counts as this many failures."""
 _FAILED: Final = (RedisConnectionError, RedisTimeoutError, ClusterDownError, ReadOnlyError)
-"""Errors of a master that is away, has lost the cluster, or has become a replica."""
+"""Errors of a master that is unavailable, has lost the cluster, or has become a replica."""
 _MIGRATING: Final = (AskError, TryAgainError)
 """Errors while the keys of a slot move one by one. MovedError, a subclass of AskError, is handled
 before it.

@@ -55,7 +55,7 @@ _ANSWER_BYTES: Final = 1 << 20
 """A message takes further answers until it reaches this size."""
 
 _TRACESTATE: Final = "tracestate"
-_OF_CALLS: Final = frozenset({REQUEST_ID_HEADER, TRACEPARENT, _TRACESTATE})
+_PER_CALL_METADATA: Final = frozenset({REQUEST_ID_HEADER, TRACEPARENT, _TRACESTATE})
 """Metadata that is specific to a call."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -163,7 +163,7 @@ class _Stream:
         self._unary = unary
         self._carrier = cast(Carrier, context)
         metadata = cast(Metadata, context.invocation_metadata() or ())
-        self._metadata = tuple(pair for pair in metadata if pair[0] not in _OF_CALLS)
+        self._metadata = tuple(pair for pair in metadata if pair[0] not in _PER_CALL_METADATA)
         # Mutable state: calls in progress, by number; answers to write.
         self._calls: dict[int, asyncio.Task[pb.MultiplexedAnswer]] = {}
         self._answers: list[_Answer] = []

@@ -67,7 +67,9 @@ def is_allowed(role: Role, method: str) -> bool:
 
 
 def check_allowed(identity: Identity, method: str) -> None:
-    """Raise PermissionDenied, with the allowed roles."""
+    """Raise PermissionDenied, which names the allowed roles, if the identity may not call the
+    method.
+    """
     if is_allowed(identity.role, method):
         return
     allowed = [role for role in METHODS if role != "anonymous" and is_allowed(role, method)]

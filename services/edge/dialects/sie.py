@@ -643,12 +643,12 @@ def _item(item: ItemIn, field: str) -> pb.Item:
     for name in ("audio", "video"):
         if getattr(item, name) is not None:
             raise invalid(f"{field}.{name} is not supported by any model here", f"{field}.{name}")
-    pictures = item.images or []
-    given = (item.text is not None) + bool(pictures) + (item.document is not None)
-    if given != 1 or len(pictures) > 1:
+    images = item.images or []
+    given = (item.text is not None) + bool(images) + (item.document is not None)
+    if given != 1 or len(images) > 1:
         raise invalid(f"{field} must have one of text, one entry of images, and document", field)
-    if pictures:
-        return pb.Item(image=pb.Image(data=pictures[0].data))
+    if images:
+        return pb.Item(image=pb.Image(data=images[0].data))
     if item.document is not None:
         document = _document(item.document, f"{field}.document")
         found = pb.Item(parts=[pb.Part(document=document)])

@@ -541,7 +541,7 @@ _POSTS: Final[tuple[tuple[str, Callable[[Received], MeshCall], str, type, Any], 
     (
         "embed_all",
         embed_all,
-        "Turns texts into a vector a token",
+        "Turns texts into a vector per token",
         EmbedRequest,
         list[list[list[float]]],
     ),

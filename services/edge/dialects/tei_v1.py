@@ -73,10 +73,16 @@ _TEXT: Final = single_field("items", "inputs")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One kind of call. `request`: the type of its messages. `ask`: asks for several at once.
-    `agree`: the fields that must be equal in messages that are asked for together; none: each is
-    asked for alone. `together_bytes`: of messages that are asked for together, unless one alone has
-    more."""
+    """One kind of call.
+
+    Attributes:
+        request: The type of its messages.
+        ask: Sends several messages as one request to the mesh.
+        agree: The fields that must be equal in messages that are sent together; empty: each message
+            is sent alone.
+        together_bytes: Maximum bytes of messages that are sent together; a larger message is sent
+            alone.
+    """
 
     request: type[Message]
     ask: Ask

@@ -3,7 +3,7 @@
 No caller can fill the budget. Each may hold as much as is still free (dynamic thresholds: Choudhury
 and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998): a single tenant holds at most half of
 the budget, two hold a third each, and the same amount stays free for the next one. A peer address
-may hold ADDRESS_SHARE times the free memory, since many tenants may share a proxy. Callers that no
+may hold ADDRESS_FACTOR times the free memory, since many tenants may share a proxy. Callers that no
 router has identified share a small allowance.
 """
 

@@ -32,8 +32,8 @@ MAX_CALLERS: Final = 10_000
 MAX_REFUSED_CALLERS: Final = 1000
 """Refused callers have their own table, so that invalid credentials evict no accepted caller."""
 MAX_LOOKUPS: Final = 256
-"""The maximum number of concurrent lookups. One address may have ADDRESS_SHARE times as many as are
-free.
+"""The maximum number of concurrent lookups. One address may have ADDRESS_FACTOR times as many as
+are free.
 """
 _REFUSALS: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED", "INVALID_ARGUMENT")
 

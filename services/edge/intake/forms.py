@@ -37,7 +37,7 @@ class Form:
     """
 
     def __init__(self, content_type: str) -> None:
-        """Raises HttpError for another content type."""
+        """Raise HttpError for another content type."""
         kind, options = parse_options_header(content_type[:_MAX_CONTENT_TYPE_CHARACTERS])
         boundary = options.get(b"boundary", b"")
         if kind != b"multipart/form-data" or not 0 < len(boundary) <= MAX_BOUNDARY_CHARACTERS:

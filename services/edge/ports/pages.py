@@ -81,7 +81,7 @@ class Pages:
         self._answered_host = ""
 
     def guard(self, application: Application) -> Application:
-        """Returns the application behind the checks."""
+        """Return the application behind the checks."""
 
         def guarded(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
             if self._origins or self._state.is_guarded:

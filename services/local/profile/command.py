@@ -54,7 +54,7 @@ def profile(
     offered: Annotated[list[str] | None, typer.Option("--model", help=_HELP_OFFERED)] = None,
     texts: Annotated[Path | None, typer.Option(help=_HELP_TEXTS)] = None,
     batch_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens of the batch. 0: as many as a worker would take.")
+        int, typer.Option(min=0, help="Tokens of the batch. 0: the token budget of a worker.")
     ] = 0,
     device: Annotated[DeviceChoice, typer.Option(help="Device of the computation.")] = "auto",
     dtype: Annotated[DtypeChoice, typer.Option(help="Number format of the computation.")] = "auto",
@@ -81,9 +81,7 @@ def profile(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say where the time of a model's forward pass goes, part by part, and that of a request, stage
-    by stage.
-    """
+    """Show the time of each part of a model's forward pass, and of each stage of a request."""
     with exit_on_failure(), _errors_on_stderr():
         _check_files(trace, plot)
         settings = replace(

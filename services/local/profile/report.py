@@ -115,7 +115,7 @@ def _percent(share: float) -> str:
 
 
 def check_plot(path: Path) -> None:
-    """Raises InvalidInput for a file that cannot be drawn to, and without matplotlib."""
+    """Raise InvalidInput for a file that cannot be drawn to, and without matplotlib."""
     if path.suffix.lower() not in PLOT_FORMATS:
         raise InvalidInput(
             f"a plot's file must end in {', '.join(PLOT_FORMATS)}, not {path.name!r}", field="plot"
@@ -129,7 +129,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot(forward: ForwardProfile, request: RequestProfile | None, path: Path) -> None:
-    """Draws a bar for each part of the forward, and below for each stage of the request."""
+    """Draw a bar for each part of the forward, and below for each stage of the request."""
     from matplotlib.figure import Figure
 
     drawn: list[tuple[str, list[tuple[str, float]]]] = [

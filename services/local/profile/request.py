@@ -76,7 +76,7 @@ class RequestProfile:
 
 
 async def profile_requests(settings: Settings, model: str, works: Sequence[Work]) -> RequestProfile:
-    """Starts a mesh and sends it each job as a request, the next when the last is answered. Raises
+    """Start a mesh and send it each job as a request, the next when the last is answered. Raises
     ShoalError of either kind.
     """
     async with running(settings) as mesh:

@@ -68,7 +68,7 @@ class Child:
         await self.stop()
 
     async def start(self) -> None:
-        """Starts or restarts the process. Raises OSError if that fails."""
+        """Start or restart the process. Raises OSError if that fails."""
         with self.log.open("ab") as output:
             self._begins = output.tell()
             self._process = await asyncio.create_subprocess_exec(
@@ -94,12 +94,12 @@ class Child:
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Waits for the process to end; returns its exit status."""
+        """Wait for the process to end; return its exit status."""
         assert self._process is not None, "the child was not started"
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Sends SIGTERM, and SIGKILL after CHILD_STOP_SECONDS. Does nothing if the process does not
+        """Send SIGTERM, and SIGKILL after CHILD_STOP_SECONDS. Does nothing if the process does not
         run.
         """
         process = self._process

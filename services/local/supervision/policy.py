@@ -32,9 +32,14 @@ workers claim models themselves, and gRPC needs no edge."""
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The history of one child. `ends`: when it ended within the last WINDOW_SECONDS, monotonic
-    seconds. `restarts`: since the mesh started. `since`: its last restart; `was_settled`: its last
-    run was longer than SETTLED_SECONDS."""
+    """The history of one child.
+
+    Attributes:
+        ends: The times, in monotonic seconds, at which it ended within the last WINDOW_SECONDS.
+        restarts: Number of restarts since the mesh started.
+        since: The start of its last run.
+        was_settled: Whether its last run was longer than SETTLED_SECONDS.
+    """
 
     ends: tuple[float, ...] = ()
     restarts: int = 0

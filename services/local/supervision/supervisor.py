@@ -75,14 +75,14 @@ class Supervisor:
         )
 
     async def _keep(self, child: Child) -> None:
-        """Restarts a child until it is given up."""
+        """Restart a child until it is given up."""
         status: int | None = await child.wait()
         while not (history := await self._ended(child, status)).is_given_up:
             await asyncio.sleep(history.pause_seconds)
             status = await self._run(child, history)
 
     async def _run(self, child: Child, history: History) -> int | None:
-        """Restarts a child and waits for its end. Returns its exit status, None if it could not be
+        """Restart a child and wait for its end. Returns its exit status, None if it could not be
         started.
         """
         try:
@@ -113,7 +113,7 @@ class Supervisor:
         return f"{child.name} {self._endings[child.name]}\n(log: {child.log})"
 
     def _write(self) -> None:
-        """Writes the states for the router. The file is replaced atomically, since the router may
+        """Write the states for the router. The file is replaced atomically, since the router may
         read it at any time.
         """
         text = to_text(

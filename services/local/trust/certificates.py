@@ -48,8 +48,10 @@ _CLOCK_SKEW: Final = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """The holder of a certificate. `name`: for a client or admin its tenant, for the others their
-    name in logs.
+    """The holder of a certificate.
+
+    Attributes:
+        name: The tenant of a client or admin; the name in logs of other parties.
     """
 
     role: str
@@ -175,7 +177,7 @@ def issue_all(
     trust_domain: str = "shoal",
     force: bool = False,
 ) -> tuple[bool, list[Issued]]:
-    """Issues certificates for `parties`, for the default party of each server and caller role, and
+    """Issue certificates for `parties`, for the default party of each server and caller role, and
     for all parties that have one already, which keep their hosts. Returns them, and whether the
     authority is new. Raises InvalidInput."""
     now = now or datetime.now(UTC)
@@ -353,7 +355,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Writes a file atomically; a private key is never readable by other users, at no moment."""
+    """Write a file atomically; a private key is never readable by other users, at no moment."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
     with open(

@@ -59,8 +59,8 @@ def certs(
     force: Annotated[bool, typer.Option("--force", help=_HELP_FORCE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Make a development authority and certificates for all parts of a mesh; run again, renew the
-    certificates.
+    """Create a development authority and certificates for all parts of a mesh. When they exist,
+    renew the certificates.
     """
     with _errors_on_stderr():
         directory = directory.absolute()

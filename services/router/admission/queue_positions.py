@@ -45,7 +45,7 @@ class TenantPosition:
 
 
 class QueuePositionReader:
-    """Batches the reads of one router. Raises NoCapacity while Redis is away."""
+    """Batches the reads of one router. Raises NoCapacity while Redis is unavailable."""
 
     def __init__(self, positions: QueuePositions, background: Background) -> None:
         self._positions = positions

@@ -90,10 +90,10 @@ _TENANT = Record(
             "share of a busy lane relative to the weights of other tenants, default 1",
         ),
         "requests_per_second": Key(
-            Number(), "requests a second over all routers, default 0: no limit"
+            Number(), "requests per second over all routers, default 0: no limit"
         ),
         "tokens_per_second": Key(
-            Number(), "estimated tokens a second over all routers, default 0: no limit"
+            Number(), "estimated tokens per second over all routers, default 0: no limit"
         ),
         "burst_seconds": Key(
             Number(0.001, 3600), "seconds of unused rate that may be used in one burst, default 5"

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 class BrokenLanes:
     """Fails lanes with a model or adapter that their pool is known not to serve (`why_broken`).
-    Raises NoCapacity while Redis is away.
+    Raises NoCapacity while Redis is unavailable.
     """
 
     def __init__(self, lanes: Lanes, view: View) -> None:

@@ -252,7 +252,7 @@ def _check_chunks(answer: pb.EncodeResponse) -> None:
 
 
 def _whole_tokenize(answer: pb.TokenizeResponse) -> pb.TokenizeResponse:
-    """Validates what clients rely on: each token has an id, a start, an end and, if any has, a
+    """Validate what clients rely on: each token has an id, a start, an end and, if any has, a
     name; special tokens are among them.
 
     Takes the same time for each text: an answer may have a million tokens, and this is the router's

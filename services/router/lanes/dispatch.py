@@ -124,7 +124,7 @@ class _Request:
         return self._failure is None and index < self._ready
 
     def take(self, index: int) -> Answered:
-        """Removes and returns the answer to an answered job."""
+        """Remove and return the answer to an answered job."""
         take_answer, self._answers[index] = self._answers[index], None
         if take_answer is None:
             raise InternalError(f"the answer to job {index} was taken before it arrived")

@@ -106,7 +106,7 @@ class Presence:
 
         gauges = await self._lanes.lane_gauges()
         leased = [one.lane for one in gauges if one.leased_tokens]
-        # The leases on a master that is away expire, and the others end now.
+        # The leases on a master that is unavailable expire, and the others end now.
         with self._lanes.masters.tolerate_away():
             await self._lanes.masters.for_each_lane(leased, end_leases)
         level = logging.WARNING if jobs else logging.INFO

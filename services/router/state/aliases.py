@@ -13,7 +13,8 @@ async def resolve(store: AliasStore, model: str) -> pb.ResolvedAlias | None:
     """Return the models of an alias now, or None for a name that is not an alias of the mesh.
 
     A request is resolved once, before anything else is decided about it. Raises NoCapacity if the
-    aliases are too old and Redis is away, and for unknown names while lost aliases may be restored.
+    aliases are too old and Redis is unavailable, and for unknown names while lost aliases may be
+    restored.
     """
     if not is_alias(model):
         return None

@@ -22,7 +22,7 @@ class Membership:
         self._router_id = router_id
 
     async def send_heartbeat(self) -> None:
-        """Send a heartbeat; call once a second. Raises NoCapacity while Redis is away."""
+        """Send a heartbeat; call once a second. Raises NoCapacity while Redis is unavailable."""
         lost = await self._fleet.router_heartbeat(self._router_id)
         for router_id in lost:
             log.info("router lost", extra=fields({"router": router_id}))

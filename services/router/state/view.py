@@ -114,8 +114,8 @@ class View:
     async def refresh(self, lanes: Lanes) -> None:
         """Read snapshot and gauges from Redis. Raises NoCapacity while it is away.
 
-        While only the master of a known snapshot is away, on a cluster, the snapshot is kept: lanes
-        of other masters are still served.
+        While only the master of a known snapshot is unavailable, on a cluster, the snapshot is
+        kept: lanes of other masters are still served.
         """
         with lanes.masters.tolerate_away(when=bool(self.snapshot.now_ms)):
             async with lanes.masters.within_timeout():

@@ -73,7 +73,7 @@ class PoolWorkers:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether every worker has LOADS_AT_ONCE loads in progress."""
+        """Return whether every worker has MAX_CONCURRENT_LOADS loads in progress."""
         return self._open == 0
 
     def best(
@@ -113,8 +113,8 @@ class PoolWorkers:
         return [*alike[turn:], *alike[:turn], *ranked[len(alike) :]]
 
     def _score(self, row: int) -> float:
-        """Return the row's score before affinity and evictions; -inf if it has LOADS_AT_ONCE loads
-        in progress.
+        """Return the score of a worker's row before affinity and evictions; -inf if the worker has
+        MAX_CONCURRENT_LOADS loads in progress.
         """
         is_closed = self.loads[row] >= MAX_CONCURRENT_LOADS
         return -np.inf if is_closed else -min(float(self.seconds[row]) / HORIZON_SECONDS, 1.0)

@@ -88,10 +88,12 @@ def replay(
     uniform: Annotated[
         bool, typer.Option("--uniform", help="Make a trace: all models equally popular.")
     ] = False,
-    models: Annotated[int, typer.Option(min=1, help="Models of a made trace.")] = 80,
-    requests: Annotated[int, typer.Option(min=1, help="Requests of a made trace.")] = 20_000,
-    rate: Annotated[float, typer.Option(min=1e-6, help="Requests a second of a made trace.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Seed of the first made trace.")] = 0,
+    models: Annotated[int, typer.Option(min=1, help="Models of a generated trace.")] = 80,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a generated trace.")] = 20_000,
+    rate: Annotated[
+        float, typer.Option(min=1e-6, help="Requests per second of a generated trace.")
+    ] = 0.1,
+    seed: Annotated[int, typer.Option(help="Seed of the first generated trace.")] = 0,
     seeds: Annotated[
         int, typer.Option(min=1, help="Made traces; results are means over them.")
     ] = 3,
@@ -129,7 +131,9 @@ def replay(
     ] = 16_384,
     save: Annotated[
         Path | None,
-        typer.Option(help="Write the first made trace to this file, and its models next to it."),
+        typer.Option(
+            help="Write the first generated trace to this file, and its models next to it."
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -267,7 +271,7 @@ def record_command(
         Path | None, typer.Option(envvar="SHOAL_TLS_KEY", help="PEM file of its key.")
     ] = None,
 ) -> None:
-    """Record the requests of a running mesh, to be replayed: one line a job, exact to about a
+    """Record the requests of a running mesh, to be replayed: one line per job, exact to about a
     second.
     """
     recorder = record.Recorder()

@@ -59,7 +59,7 @@ class ShoalExtractor(dspy.Module):
         return dspy.Prediction(found=found)
 
     def tool(self, text: str) -> list[dict[str, Any]]:
-        """Finds entities, labels or relations in a text."""
+        """Find entities, labels or relations in a text."""
         return self.handle.extract([text], self.find, self.labels)[0]
 
 

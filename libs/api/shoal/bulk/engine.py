@@ -450,7 +450,7 @@ class Job:
             await self._commit(chunk, answer)
 
     def _check_share(self) -> None:
-        """Raises JobError if too many rows failed."""
+        """Raise JobError if too many rows failed."""
         manifest = self._manifest
         rows = manifest.rows + sum(len(chunk) for chunk, _ in self._deferred)
         failed = manifest.failed + sum(len(answer.errors) for _, answer in self._deferred)

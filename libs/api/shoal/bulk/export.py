@@ -64,7 +64,7 @@ def export(place: Place, manifest: Manifest, output: Path, *, partial: bool = Fa
 
 
 def _check_output(place: Place, manifest: Manifest, output: Path) -> None:
-    """Raises JobError if a file of the job would be replaced."""
+    """Raise JobError if a file of the job would be replaced."""
     if output.suffix != manifest.recipe.suffix:
         raise JobError(f"the output {output} must end in {manifest.recipe.suffix}")
     found, source = output.resolve(), local_path(manifest.input.uri)

@@ -227,7 +227,7 @@ class _ClosingFile:
 
 
 def _check_columns(uri: str, schema: Any, recipe: Recipe) -> None:
-    """Raises JobError if a column is missing, or one of texts has another type."""
+    """Raise JobError if a column is missing, or one of texts has another type."""
     from pyarrow import types
 
     for name in recipe.columns:

@@ -180,7 +180,7 @@ class ObjectFolder:
             except FileNotFoundError:
                 return []
 
-        paths = self._tried(self._root, listed)
+        paths = self._retried(self._root, listed)
         return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
 
     def read(self, name: str) -> bytes | None:
@@ -190,20 +190,20 @@ class ObjectFolder:
             except FileNotFoundError:
                 return None
 
-        return self._tried(name, content)
+        return self._retried(name, content)
 
     def create(self, name: str, data: bytes) -> bool:
-        return self._tried(name, lambda: self._create(name, data))
+        return self._retried(name, lambda: self._create(name, data))
 
     def replace(self, name: str, data: bytes) -> None:
-        self._tried(name, lambda: self._files.pipe_file(self._key(name), data))
+        self._retried(name, lambda: self._files.pipe_file(self._key(name), data))
 
     def delete(self, name: str) -> None:
         def removed() -> None:
             with suppress(FileNotFoundError):
                 self._files.rm_file(self._key(name))
 
-        self._tried(name, removed)
+        self._retried(name, removed)
 
     def locked(self) -> AbstractContextManager[None]:
         return nullcontext()  # Object stores have no locks that end with their process.
@@ -235,7 +235,7 @@ class ObjectFolder:
             self._files.pipe_file(self._key(name), data)
         return True
 
-    def _tried(self, name: str, act: Callable[[], T]) -> T:
+    def _retried(self, name: str, act: Callable[[], T]) -> T:
         try:
             return _repeated(act)
         except Exception as error:
@@ -352,7 +352,7 @@ class RemoteInput(io.RawIOBase):
         self._uri, self._files, self._path = uri, files, path
         self._file: Any = None
         self._position = 0
-        self._tried(self._opened)
+        self._retried(self._opened)
 
     def readable(self) -> bool:
         return True
@@ -362,16 +362,16 @@ class RemoteInput(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         if whence == os.SEEK_END:
-            self._position = self._tried(lambda: int(self._opened().seek(offset, whence)))
+            self._position = self._retried(lambda: int(self._opened().seek(offset, whence)))
             return self._position
         position = offset + (self._position if whence == os.SEEK_CUR else 0)
         if position != self._position:  # Some stores have only streams, which cannot seek.
-            self._tried(lambda: self._opened().seek(position))
+            self._retried(lambda: self._opened().seek(position))
             self._position = position
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        data = self._tried(lambda: bytes(self._opened().read(len(buffer))))
+        data = self._retried(lambda: bytes(self._opened().read(len(buffer))))
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
@@ -398,8 +398,8 @@ class RemoteInput(io.RawIOBase):
             with suppress(Exception):  # Nothing is written, so nothing is lost.
                 file.close()
 
-    def _tried(self, act: Callable[[], T]) -> T:
-        """Return `act()`, which is repeated with a new file while the store cannot be read."""
+    def _retried(self, act: Callable[[], T]) -> T:
+        """Return `act()`. While the store cannot be read, retry with a newly opened file."""
 
         def attempt() -> T:
             try:

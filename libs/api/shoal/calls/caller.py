@@ -285,7 +285,7 @@ def _merged(plan: Plan[Q, R, T], sent: _Partial[T]) -> T:
 
 
 def _with_history(error: ShoalError, before: ShoalError | None) -> ShoalError:
-    """Adds the error of the try before to a deadline that passed in a later try, since that is why
+    """Add the error of the try before to a deadline that passed in a later try, since that is why
     there was one.
     """
     if isinstance(error, DeadlinePassed) and before is not None:

@@ -77,7 +77,7 @@ class RetryBudget:
         return max(0.0, (1.0 - self._tokens) / self._per_second)
 
     def take(self) -> None:
-        """Takes a token, also from an empty bucket: later retries then wait until that one has been
+        """Take a token, also from an empty bucket: later retries then wait until that one has been
         added, too.
         """
         self._tokens -= 1.0

@@ -38,14 +38,14 @@ class CallSpan:
         """The headers that pass the trace context to the router."""
 
     def try_failed(self, error: ShoalError, address: str) -> None:
-        """Records one failed try, at one router."""
+        """Record one failed try, at one router."""
         if self._span is not None:
             self._span.add_event(
                 "try failed", {"error.type": error.reason, "server.address": address}
             )
 
     def call_failed(self, error: ShoalError) -> None:
-        """Records the error of the last try."""
+        """Record the error of the last try."""
         if self._span is not None:
             self._span.set_attribute("error.type", error.reason)
             self._span.set_status(Status(StatusCode.ERROR, error.reason))

@@ -35,26 +35,26 @@ class Console(rich.Console):
     def render(
         self, renderable: RenderableType, options: rich.ConsoleOptions | None = None
     ) -> Iterator[Segment]:
-        """Replaces control characters in all output: cells of tables, bars, live screens."""
+        """Replace control characters in all output: cells of tables, bars, live screens."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Replaces them before texts are measured, too, so that columns stay aligned; `:cat:` in a
+        """Replace them before texts are measured, too, so that columns stay aligned; `:cat:` in a
         name is not made an emoji.
         """
         return super().render_str(printable(text), **options | {"emoji": False})
 
 
 def show(renderable: RenderableType) -> None:
-    """Prints a text or table to stdout, without markup. Without a terminal, lines are WIDTH columns
+    """Print a text or table to stdout, without markup. Without a terminal, lines are WIDTH columns
     long.
     """
     Console(width=None if sys.stdout.isatty() else WIDTH, markup=False).print(renderable)
 
 
 def emit(value: object) -> None:
-    """Prints one JSON document to stdout, for programs."""
+    """Print one JSON document to stdout, for programs."""
     sys.stdout.write(document(value) + "\n")
 
 
@@ -104,7 +104,7 @@ def size(count: float) -> str:
 def bar(
     description: str, total: int, least: int = BAR_ITEMS
 ) -> Iterator[Callable[[int, int], None] | None]:
-    """Shows a progress bar and gives its `on_progress`; None for fewer than `least` or without a
+    """Show a progress bar and give its `on_progress`; None for fewer than `least` or without a
     terminal.
     """
     if total < least or not sys.stderr.isatty():

@@ -80,7 +80,7 @@ class InputError(Exception):
 
 @contextmanager
 def exit_on_failure() -> Iterator[None]:
-    """Prints a ShoalError, InputError or OSError with advice to stderr, and exits with status 1."""
+    """Print a ShoalError, InputError or OSError with advice to stderr, and exit with status 1."""
     try:
         yield
     except BrokenPipeError:

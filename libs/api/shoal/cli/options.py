@@ -219,7 +219,7 @@ def _group(group: type[Any], values: dict[str, Any]) -> Any:
 
 
 def set_parameters(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> None:
-    """Makes these the options of a command that takes keywords: typer reads them from the
+    """Make these the options of a command that takes keywords: typer reads them from the
     signature.
     """
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -227,7 +227,7 @@ def set_parameters(command: Callable[..., None], parameters: Sequence[inspect.Pa
 
 
 def reachable(client: Client) -> Client:
-    """Raises CannotConnect soon if no router answers, instead of retrying for the whole timeout of
+    """Raise CannotConnect soon if no router answers, instead of retrying for the whole timeout of
     the command's request.
     """
     try:
@@ -291,7 +291,7 @@ def _speaks_http(address: str) -> bool:
 
 
 def _suggest(client: Client, model: object, error: ShoalError) -> None:
-    """Adds the names that the mesh has and that are most like a model's that it does not know."""
+    """Add the names that the mesh has and that are most like a model's that it does not know."""
     if not isinstance(model, str):
         return
     with suppress(ShoalError):

@@ -32,7 +32,7 @@ _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_op
 
 
 def add(app: typer.Typer) -> None:
-    """Adds a command for each entry point, and for each known command that is not installed one
+    """Add a command for each entry point, and for each known command that is not installed one
     that says how to install it.
     """
     taken = {command.name for command in app.registered_commands} | {

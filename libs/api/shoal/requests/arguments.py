@@ -194,7 +194,7 @@ def item_list(items: Items, name: str = "items") -> list[Item]:
 
 
 def _refuse_unordered(items: object, name: str) -> None:
-    """Refuses what Python iterates in a way that no caller means: keys of a mapping, names of a
+    """Refuse what Python iterates in a way that no caller means: keys of a mapping, names of a
     table's columns.
     """
     kind = type(items).__name__

@@ -60,7 +60,7 @@ class ChunkPlan:
         ]
 
     def complete(self, items: Sequence[pb.Item], places: Sequence[int]) -> None:
-        """Adds contexts and spans to messages of the items at these indices."""
+        """Add contexts and spans to messages of the items at these indices."""
         for item, place in zip(items, places, strict=True):
             path = f"items[{place}]"
             if self._contexts:

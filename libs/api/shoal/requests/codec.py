@@ -80,7 +80,7 @@ _STORED: dict[tensor_pb2.DataType, tuple[DataType, str]] = {
 
 
 def _decoder(decode: Callable[P, T]) -> Callable[P, T]:
-    """Makes a decoder raise InternalError for an inconsistent reply."""
+    """Make a decoder raise InternalError for an inconsistent reply."""
 
     @wraps(decode)
     def decoded(*arguments: P.args, **named: P.kwargs) -> T:

@@ -75,7 +75,7 @@ class Rows:
         self._array: Numbers | None = None
 
     def put(self, first: int, rows: Numbers) -> Numbers:
-        """Copies rows to their place and returns a view of them there; if they are all rows,
+        """Copy rows to their place and return a view of them there; if they are all rows,
         returns them uncopied. Raises InternalError if they do not fit."""
         if len(rows) == self._items:
             return rows
@@ -116,7 +116,7 @@ class EncodeSink:
         self._count = 0
 
     def take(self, reply: inference_pb2.EncodeResponse) -> None:
-        """Raises InternalError if the message cannot be read or does not fit."""
+        """Raise InternalError if the message cannot be read or does not fit."""
         result = codec.encode_result(reply)
         count = _rows_of(result)
         if result.is_divided:  # How many rows there will be is not known before the last message.

@@ -66,7 +66,7 @@ def merge_score(parts: Sequence[ScoreResult], *, top_n: int) -> ScoreResult:
 
 
 def merge_extract(parts: Sequence[ExtractResult]) -> ExtractResult:
-    """Raises ModelChanged if revisions differ."""
+    """Raise ModelChanged if revisions differ."""
     if len(parts) < 2:
         return parts[0] if parts else NO_EXTRACTIONS
     results = tuple(result for part in parts for result in part.results)
@@ -79,7 +79,7 @@ def merge_extract(parts: Sequence[ExtractResult]) -> ExtractResult:
 
 
 def merge_tokenize(parts: Sequence[TokenizeResult]) -> TokenizeResult:
-    """Raises ModelChanged if revisions differ."""
+    """Raise ModelChanged if revisions differ."""
     if len(parts) < 2:
         return parts[0] if parts else NO_TOKENS
     texts = tuple(text for part in parts for text in part.texts)
@@ -93,7 +93,7 @@ def merge_tokenize(parts: Sequence[TokenizeResult]) -> TokenizeResult:
 
 
 def merge_detokenize(parts: Sequence[DetokenizeResult]) -> DetokenizeResult:
-    """Raises ModelChanged if revisions differ."""
+    """Raise ModelChanged if revisions differ."""
     if len(parts) < 2:
         return parts[0] if parts else NO_TEXTS
     texts = tuple(text for part in parts for text in part.texts)

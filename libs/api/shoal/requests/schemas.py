@@ -18,7 +18,7 @@ _KINDS = {"list": pb.SchemaField.KIND_LIST, "str": pb.SchemaField.KIND_STRING}
 
 
 def schema_message(schema: Schema) -> pb.StructureTask:
-    """Raises InvalidInput for values that a message cannot hold."""
+    """Raise InvalidInput for values that a message cannot hold."""
     return message(
         pb.StructureTask,
         entities=[_label(one) for one in schema.entities],

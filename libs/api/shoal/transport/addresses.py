@@ -62,7 +62,7 @@ class Addresses:
         return self._addresses[self._current]
 
     def failed(self, address: str) -> None:
-        """Moves on to the next address, unless another request has already moved on from
+        """Move on to the next address, unless another request has already moved on from
         `address`.
         """
         if self.current == address:

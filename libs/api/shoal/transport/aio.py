@@ -153,7 +153,7 @@ class AsyncTransport:
         return [results[index] for index in range(len(jobs))]
 
     async def close(self) -> None:
-        """Closes the channels, which ends calls in flight. Idempotent."""
+        """Close the channels, which ends calls in flight. Idempotent."""
         for streams in list(self._streams.values()):
             await streams.close()
         for channel in self._channels.close():

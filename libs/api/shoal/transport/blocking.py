@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def finish(coroutine: Awaitable[T]) -> T:
-    """Runs a coroutine that never suspends to completion; every verb over a BlockingTransport is
+    """Run a coroutine that never suspends to completion; every verb over a BlockingTransport is
     one.
     """
     steps = coroutine.__await__()
@@ -147,7 +147,7 @@ class BlockingTransport:
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        """Closes the channels, which ends calls in flight. Idempotent."""
+        """Close the channels, which ends calls in flight. Idempotent."""
         channels = self._channels.close()
         if self._process == os.getpid():
             for channel in channels:
@@ -245,7 +245,7 @@ class _Group:
 
     @contextmanager
     def _cancellable(self, begin: Callable[[], Any]) -> Iterator[Any]:
-        """Begins a call that `stop` can cancel."""
+        """Begin a call that `stop` can cancel."""
         with self._lock:
             self._check_stopped()
             call = begin()
@@ -262,7 +262,7 @@ class _Group:
         self._check_stopped()
 
     def stop(self) -> None:
-        """Cancels the calls in flight and refuses new ones."""
+        """Cancel the calls in flight and refuse new ones."""
         with self._lock:
             self._stopped.set()
             for call in self._calls:

@@ -96,7 +96,7 @@ class Channels(Generic[C]):
             return pooled
 
     def release(self, pooled: PooledChannel[C]) -> list[C]:
-        """Ends the use of a channel by one call; returns the channels to close."""
+        """End the use of a channel by one call; return the channels to close."""
         with self._lock:
             pooled.calls -= 1
             if pooled.calls == 0 and pooled in self._retired:
@@ -106,7 +106,7 @@ class Channels(Generic[C]):
             return unused
 
     def discard(self, pooled: PooledChannel[C]) -> None:
-        """Replaces a channel that cannot connect: the next call to its address opens another."""
+        """Replace a channel that cannot connect: the next call to its address opens another."""
         with self._lock:
             for address, current in self._current.items():
                 if current is pooled:
@@ -115,7 +115,7 @@ class Channels(Generic[C]):
                     return
 
     def close(self) -> list[C]:
-        """Returns every channel, for the caller to close; closing them ends calls in flight."""
+        """Return every channel, for the caller to close; closing them ends calls in flight."""
         with self._lock:
             self._closed = True
             channels = [
@@ -126,7 +126,7 @@ class Channels(Generic[C]):
             return channels
 
     def _renew(self) -> None:
-        """Retires all channels when the certificates have changed: calls in flight finish on them,
+        """Retire all channels when the certificates have changed: calls in flight finish on them,
         new calls open new ones.
         """
         pem = self._watched.get() if self._watched is not None else None

@@ -36,7 +36,7 @@ def _method(
 
 
 def _health_request(service: str) -> bytes:
-    """Serialises a grpc.health.v1.HealthCheckRequest by hand: one string field is not worth another
+    """Serialise a grpc.health.v1.HealthCheckRequest by hand: one string field is not worth another
     dependency.
     """
     name = service.encode()

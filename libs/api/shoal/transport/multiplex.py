@@ -50,7 +50,7 @@ _BROKEN: Final = "Internal error from Core"
 """What grpc.aio says where a write meets a connection that has just broken, before its status is
 known.
 """
-_OF_CALLS: Final = ("x-request-id", "traceparent", "tracestate")
+_PER_CALL_METADATA: Final = ("x-request-id", "traceparent", "tracestate")
 _CODES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
@@ -120,12 +120,12 @@ class Stream:
                 self._post(pb.MultiplexedCall(number=number, cancelled=True))
 
     def finish(self) -> None:
-        """Closes this side, once everything is written. No more calls may be made."""
+        """Close this side, once everything is written. No more calls may be made."""
         self._is_finished = True
         self._news.set()
 
     async def close(self) -> None:
-        """Ends the stream. Its calls fail."""
+        """End the stream. Its calls fail."""
         self._end(decode("CANCELLED", "the stream was closed", b"", address=self._address))
         self._call.cancel()
         self._reading.cancel()
@@ -155,7 +155,7 @@ class Stream:
             return  # the stream has ended; `_read` learns why
 
     def _take(self) -> Sequence[pb.MultiplexedCall]:
-        """Removes calls that go into one message."""
+        """Remove calls that go into one message."""
         size, taken = 0, 0
         for call in self._outbox:
             size += call.ByteSize()
@@ -230,8 +230,10 @@ class Streams:
         self._groups: dict[Metadata, _Group] = {}
 
     def enter(self, metadata: Metadata) -> _Group:
-        """Counts a call, until `leave`."""
-        shared = tuple(pair for pair in metadata if pair[0] not in _OF_CALLS)
+        """Register a call and return the group of calls with equal metadata, which share streams.
+        `leave` ends the call.
+        """
+        shared = tuple(pair for pair in metadata if pair[0] not in _PER_CALL_METADATA)
         group = self._groups.get(shared)
         if group is None:
             group = self._groups[shared] = _Group(shared)
@@ -263,7 +265,7 @@ class Streams:
         self._unary_until = time.monotonic() + UNSUPPORTED_SECONDS
 
     async def close(self) -> None:
-        """Ends all streams. Their calls fail."""
+        """End all streams. Their calls fail."""
         groups, self._groups = self._groups, {}
         for group in groups.values():
             for stream in group.streams:

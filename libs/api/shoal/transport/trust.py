@@ -125,12 +125,14 @@ class Pem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files or their contents. `root_certificates` None: the system's; the certificate chain
-    and key are for mutual TLS. `server_name`: the name in the server's certificate, where it is not
-    that of the address.
+    """PEM files or their contents. The certificate chain and key are for mutual TLS.
 
     Files are read again when they change: new calls then use a new connection, those in flight
     finish on the old one.
+
+    Attributes:
+        root_certificates: The authorities to trust; None: the system's.
+        server_name: The name in the server's certificate, if it differs from the address.
     """
 
     root_certificates: str | Path | bytes | None = field(default=None, repr=False)
@@ -143,7 +145,7 @@ class Tls:
             raise ValueError("mutual TLS needs both certificate_chain and private_key")
 
     def read(self) -> Pem:
-        """Raises ValueError, naming the file, if one cannot be read or parsed, or if the key is not
+        """Raise ValueError, naming the file, if one cannot be read or parsed, or if the key is not
         that of the certificate.
         """
         pem = Pem(
@@ -246,7 +248,7 @@ class Trust:
     """
 
     def check(self, addresses: Iterable[str]) -> None:
-        """Raises ValueError if files cannot be used, or the token would be sent unencrypted to
+        """Raise ValueError if files cannot be used, or the token would be sent unencrypted to
         another machine.
         """
         if self.tls is not None:

@@ -37,7 +37,7 @@ class Wire(Protocol):
         timeout: float,
         metadata: Metadata,
     ) -> None:
-        """Passes each reply of a server-streaming method to `take`, in order. Raises ShoalError."""
+        """Pass each reply of a server-streaming method to `take`, in order. Raises ShoalError."""
 
     async def sleep(self, seconds: float) -> None: ...
 

@@ -45,7 +45,7 @@ async def set_alias(
     timeout: float | None = None,
 ) -> Alias:
     """Create an alias or let it stand for another model at once, without a way back. A change that
-    is under way ends. Raises ShoalError.
+    is in progress ends. Raises ShoalError.
 
     Use `start`, `switch` and `rollback` for an embedding model with an index.
 
@@ -93,7 +93,7 @@ async def switch(aliases: AliasesBase, name: str, *, timeout: float | None = Non
 
 async def rollback(aliases: AliasesBase, name: str, *, timeout: float | None = None) -> Alias:
     """Let the model answer that an alias had before `switch`, loading it first unless it is
-    resident. The change stays under way, and the call may be repeated as `switch`. Raises
+    resident. The change stays in progress, and the call may be repeated as `switch`. Raises
     ShoalError.
     """
     found = await get_alias(aliases, name, timeout=timeout)

@@ -75,7 +75,7 @@ class ClientBase:
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
             f"{type(self).__name__} holds connections and a token, so it cannot be pickled or "
-            "copied: create one a process, "
+            "copied: create one per process, "
             f"or send a shoal.ModelHandle(model, address={self.address!r}), which can be pickled"
         )
 

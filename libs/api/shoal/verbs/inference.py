@@ -135,7 +135,7 @@ async def score(
     on_progress: Progress | None = None,
     writable: bool = False,
 ) -> ScoreResult:
-    """Scores how relevant each document is to the query: `scores` in document order, and the
+    """Score how relevant each document is to the query: `scores` in document order, and the
     `top_n` best (0: all) as `ranking`.
 
     `scale`: "logit" or "probability", default the model's own. `truncation`: also "windows": the
@@ -168,7 +168,7 @@ async def extract(
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
-    """Runs `task` (`Entities`, `Classify`, `Relations`, `Regions`, `ReadText` or a `Schema`) on
+    """Run `task` (`Entities`, `Classify`, `Relations`, `Regions`, `ReadText` or a `Schema`) on
     each item. `truncation` and `window_overlap` as for `score`, here and for the verbs below: with
     "windows", results are those of the whole text. Raises ShoalError.
     """
@@ -196,7 +196,7 @@ async def entities(
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
-    """Finds named entities: `result[i].entities`, in order of their start. `extract` with
+    """Find named entities: `result[i].entities`, in order of their start. `extract` with
     `Entities(...)`. Raises ShoalError.
     """
     task = Entities(labels=labels, threshold=threshold, flat=flat, aggregation=aggregation)
@@ -225,7 +225,7 @@ async def classify(
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
-    """Classifies items: `result[i].labels`, best first. `extract` with `Classify(...)`. Raises
+    """Classify items: `result[i].labels`, best first. `extract` with `Classify(...)`. Raises
     ShoalError.
     """
     task = Classify(
@@ -259,7 +259,7 @@ async def relations(
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
-    """Finds relations between entities: `result[i].relations`, best first. `extract` with
+    """Find relations between entities: `result[i].relations`, best first. `extract` with
     `Relations(...)`. Raises ShoalError.
 
     A model either finds the entities by `entity_labels`, or is given them: `entities` has a list

@@ -27,7 +27,7 @@ async def mesh(client: ClientBase, *, timeout: float | None = None) -> Mesh:
 
 
 async def explain(client: ClientBase, model: str, *, timeout: float | None = None) -> Placement:
-    """Explains the placement of a model: the reasons for each worker, and the scheduler's plan.
+    """Explain the placement of a model: the reasons for each worker, and the scheduler's plan.
     Raises ShoalError.
     """
     response = await client._caller.unary(
@@ -64,7 +64,7 @@ async def get_model(models: ModelsBase, model: str, *, timeout: float | None = N
 async def load_model(
     models: ModelsBase, model: str, *, pool: str = "", timeout: float | None = None
 ) -> Model:
-    """Loads a model on one more worker of the pool (default: its first), waits until it is
+    """Load a model on one more worker of the pool (default: its first), and wait until it is
     resident. Raises ShoalError.
     """
     response = await models._client._caller.unary(
@@ -74,7 +74,7 @@ async def load_model(
 
 
 async def evict_model(models: ModelsBase, model: str, *, timeout: float | None = None) -> list[str]:
-    """Unloads a model everywhere, after the batches in flight; returns the ids of these workers.
+    """Unload a model everywhere, after the batches in flight; return the ids of these workers.
     Raises ShoalError.
     """
     response = await models._client._caller.unary(
@@ -86,7 +86,7 @@ async def evict_model(models: ModelsBase, model: str, *, timeout: float | None =
 async def pin_model(
     models: ModelsBase, model: str, pinned: bool = True, *, timeout: float | None = None
 ) -> Model:
-    """Pins a model where it is resident, or with `pinned=False` unpins it; returns its new state.
+    """Pin a model where it is resident, or with `pinned=False` unpins it; return its new state.
     Raises ShoalError.
     """
     response = await models._client._caller.unary(

@@ -56,7 +56,7 @@ async def detokenize(
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> DetokenizeResult:
-    """Returns the texts that the model's tokenizer makes of ids: of one sequence, or of several.
+    """Return the texts that the model's tokenizer makes of ids: of one sequence, or of several.
     Raises ShoalError.
     """
     plan = DetokenizePlan(

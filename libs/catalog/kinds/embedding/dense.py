@@ -1,4 +1,4 @@
-"""Embedding models: one dense vector a text, by pooling and the modules after it."""
+"""Embedding models: one dense vector per text, by pooling and the modules after it."""
 
 from __future__ import annotations
 

@@ -24,8 +24,10 @@ _MAX_SIZE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """The latent attention layer: `latents` learnt keys, `heads` of `head_size`. `ends`: the eos
-    token ends a text.
+    """The latent attention layer: `latents` learnt keys, `heads` of `head_size`.
+
+    Attributes:
+        ends: Whether the eos token ends a text.
     """
 
     latents: int

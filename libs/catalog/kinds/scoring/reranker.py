@@ -26,7 +26,7 @@ _TIED = (
 
 
 def refuse_bare(files: Checkpoint) -> None:
-    """Raises ModelBroken for a causal language model if no file names its use."""
+    """Raise ModelBroken for a causal language model if no file names its use."""
     if not files.modules.listed and files.architecture.endswith(_LANGUAGE_MODEL):
         raise files.config.broken(
             "architectures",

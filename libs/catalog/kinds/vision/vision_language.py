@@ -60,7 +60,7 @@ Form = Literal["multi_vector", "dense", "sparse", "score"]
 
 
 def is_vision_language(directory: Path) -> bool:
-    """Return True if a checkpoint is a model of texts and images in one sequence."""
+    """Return True if a checkpoint is a model that reads texts and images in one sequence."""
     config = read_config(directory, "config.json")
     known = config is not None and config.values.get("model_type") in MODEL_TYPES
     return known or sparse_columns(directory) > 0
@@ -107,7 +107,7 @@ def vision_language_card(
         raise ModelBroken(f"{ADAPTER}: the model {name!r} is needed, of which this is an adapter")
     if name and not is_vision_language(home):
         raise ModelBroken(
-            f"{ADAPTER}: an adapter of {name!r}, a model of texts: ask for that one, with this "
+            f"{ADAPTER}: an adapter of {name!r}, a text model: ask for that one, with this "
             "as its `adapter`"
         )
     config = need_config(home, "config.json")

@@ -67,7 +67,7 @@ def _converses(directory: Path, config: Config) -> bool:
 
 
 def image_writer_card(directory: Path, model: str) -> Card:
-    """Raises ModelBroken naming the file and the key at fault."""
+    """Raise ModelBroken naming the file and the key at fault."""
     config = need_config(directory, "config.json")
     if not (directory / "tokenizer.json").exists():
         raise ModelBroken(

@@ -32,7 +32,7 @@ def is_writer(files: Checkpoint) -> bool:
 
 
 def refuse_other_writer(files: Checkpoint) -> None:
-    """Raises ModelBroken for a model that writes, but of a type of which none are served as
+    """Raise ModelBroken for a model that writes, but of a type of which none are served as
     such.
     """
     if files.modules.listed:

@@ -39,8 +39,10 @@ MAX_ROWS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The result of a step for one sequence: new token ids, and whether it has ended. `score`: of
-    the token, if requested.
+    """The result of a step for one sequence: new token ids, and whether it has ended.
+
+    Attributes:
+        score: The log probability of the token, if requested.
     """
 
     sequence: DecodeSequence

@@ -21,7 +21,7 @@ from torch import Tensor
 from libs.models.work import TokenScore
 
 NUCLEUS_CANDIDATES: Final = 1024
-"""Number of likeliest tokens that top-p searches before it sorts the whole vocabulary."""
+"""Number of most likely tokens that top-p searches before it sorts the whole vocabulary."""
 # SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit numbers.
 _INCREMENT: Final = 0x9E3779B97F4A7C15 - (1 << 64)
 _FACTORS: Final = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
@@ -48,14 +48,18 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The next token of a sampled row of scores. `step`: number of tokens generated before it."""
+    """The next token of a sampled row of scores.
+
+    Attributes:
+        step: Number of tokens generated before it.
+    """
 
     sampler: Sampler
     step: int
 
 
 def choose(scores: Tensor, draws: Mapping[int, Draw]) -> list[int]:
-    """Return the next token of each row of scores [rows, vocabulary], float32: the likeliest one,
+    """Return the next token of each row of scores [rows, vocabulary], float32: the most likely one,
     or a sample for the rows of `draws`.
     """
     chosen = scores.argmax(dim=1)
@@ -99,7 +103,7 @@ def warp(scores: Tensor, samplers: Sequence[Sampler]) -> Tensor:
 def token_scores(
     logprobs: Tensor, chosen: Sequence[int], counts: Sequence[int]
 ) -> list[TokenScore]:
-    """Return the log probability of the chosen token and of the `counts` likeliest ones, for each
+    """Return the log probability of the chosen token and of the `counts` most likely ones, for each
     row of [rows, vocabulary].
     """
     own = logprobs.gather(1, torch.tensor(chosen, device=logprobs.device)[:, None])[:, 0].tolist()
@@ -112,7 +116,7 @@ def token_scores(
 
 
 def _nucleus_edge(scores: Tensor, shares: Tensor) -> Tensor:
-    """Return the smallest score [rows, 1] of the likeliest tokens that together have the share;
+    """Return the smallest score [rows, 1] of the most likely tokens that together have the share;
     -inf for a share of 1.
     """
     total = scores.logsumexp(dim=1, keepdim=True)

@@ -65,7 +65,7 @@ class Settings:
         forced_first: Token after a prompt of one.
         forced_last: Last token of an answer that reaches its maximum length.
         vocabulary: Ids from here on are never chosen; None for no bound.
-        temperature: 0 for the likeliest token. Above 0, `top_k`, `top_p` and `min_p` restrict the
+        temperature: 0 for the most likely token. Above 0, `top_k`, `top_p` and `min_p` restrict the
             candidates.
         renormalizes: Beam scores are normalised again after tokens were barred.
     """

@@ -44,8 +44,11 @@ class StepRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The shape of a step's inputs. `sequences`: with unused slots. `width`: pages of the longest
-    possible sequence.
+    """The shape of a step's inputs.
+
+    Attributes:
+        sequences: Number of sequences, unused slots included.
+        width: Pages of the longest possible sequence.
     """
 
     sequences: int
@@ -129,7 +132,7 @@ class StepForward:
         )
 
     def run(self, shape: StepShape, buffer: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the likeliest next tokens, [sequences] int64, and all scores, [sequences,
+        """Return the most likely next tokens, [sequences] int64, and all scores, [sequences,
         vocabulary] float32, without waiting for the device.
         """
         batch, places = shape.batch(buffer)

@@ -67,7 +67,11 @@ class Matcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A compiled schema. `stops`: tokens that end an answer."""
+    """A compiled schema.
+
+    Attributes:
+        stops: Tokens that end an answer.
+    """
 
     matcher: Matcher
     stops: Bits

@@ -21,7 +21,7 @@ from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout
 from libs.models.images.patches import PatchSpec
 from libs.models.images.processing import ImageProcessing
-from libs.models.images.vlm.pictures import Grid
+from libs.models.images.vlm.image_converter import Grid
 from libs.models.layers.embeddings import InputLayer
 from libs.models.layers.encoder import Attention, Shared
 from libs.models.packed import Packed

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from libs.kernels.linear.packed import PackedLinear
-from libs.models.images.vlm.pictures import Grid
+from libs.models.images.vlm.image_converter import Grid
 from libs.models.text.heads.linear import check_shape
 
 State = Mapping[str, Tensor]

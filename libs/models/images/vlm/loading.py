@@ -122,7 +122,7 @@ def load_vision_language(
     ):
         texts = texts.split(unused)[1]
     texts, text = _with_tokens_apart(texts, spec.text)
-    pictures, rest = rest.split("tower.")
+    tower_tensors, rest = rest.split("tower.")
     connecting, rest = rest.split("connector.")
     heads, rest = rest.split("head.")
     for unknown in rest.names():
@@ -130,7 +130,7 @@ def load_vision_language(
             f"{rest.file_of(unknown)}: tensor {unknown!r} is unknown to this family of models"
         )
     encoder, _ = build_encoder(text, texts, dtype=dtype, device=device, head_tables={})
-    tower = _tower(spec, family, pictures, connecting, encoder, dtype, device)
+    tower = _tower(spec, family, tower_tensors, connecting, encoder, dtype, device)
     state = _state(heads, family.HEADS, device)
     backbone = Backbone(encoder, spec.heads(state, encoder), tower)
     found = None if spec.weights is None else spec.weights(state)
@@ -219,7 +219,7 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
 def _tower(
     spec: VisionLanguageSpec,
     family: Family,
-    pictures: TensorFile,
+    tower_tensors: TensorFile,
     connecting: TensorFile,
     texts: PackedEncoder,
     dtype: torch.dtype,
@@ -247,7 +247,7 @@ def _tower(
         ) from error
     weights.load(
         encoder,
-        pictures,
+        tower_tensors,
         table=family.TOWER,
         prefixes=("",),
         head_table={},
@@ -297,4 +297,4 @@ def _input(files: Files, spec: VisionLanguageSpec, encoder: PackedEncoder) -> Pa
     mark = text.token_id(spec.mark)
     if mark is None:
         raise ModelBroken(f"tokenizer.json: the image token {spec.mark!r} is missing")
-    return PartsInput(text, spec.pictures, prompts, mark)
+    return PartsInput(text, spec.image_converter, prompts, mark)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.decoding import LIMITS, Limits, Pixels, decoding, header_size
-from libs.models.images.vlm.pictures import Laid, Pictures, axes_of, places_of
+from libs.models.images.vlm.image_converter import ImageConverter, Laid, axes_of, places_of
 from libs.models.output_cache import JobOutputCache
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
 from libs.models.work import (
@@ -30,7 +30,7 @@ from libs.models.work import (
 
 Ids = NDArray[np.int32]
 
-_NO_PICTURE: Final = np.zeros((0, 0, 3), np.uint8)
+_NO_IMAGE: Final = np.zeros((0, 0, 3), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +112,28 @@ class Prompts:
 class Recalled:
     """The cached state of one job's items, for the head that will process them.
 
-    `pictures`: decoded images by the file's digest, if items share images, such as a query's image
-    before each document of a pair model. None: items share no images.
+    Attributes:
+        images: Decoded images by the file's digest, if items share images, such as a query's image
+            before each document of a pair model. None: items share no images.
     """
 
     head: Head
     known: JobOutputCache
-    pictures: dict[bytes, tuple[Pixels, ...]] | None = None
+    images: dict[bytes, tuple[Pixels, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PartsInput:
     """Converts items to sequences. Thread-safe.
 
-    `text.limit`: longest sequence. `mark`: id of the image token, which texts must not contain.
-    `most`: maximum patches of an item.
+    Attributes:
+        text: Tokenises texts; `text.limit` is the maximum tokens of a sequence.
+        mark: Id of the image token, which texts must not contain.
+        most: Maximum patches of an item.
     """
 
     text: TextProcessor
-    pictures: Pictures
+    image_converter: ImageConverter
     prompts: Prompts
     mark: int
     most: int = 1 << 17
@@ -234,17 +237,15 @@ class PartsInput:
         ids, places = self._placed(laid, whole, field, suspect, instruction, check_cancelled)
 
         def made() -> InputSequence:
-            pictures: list[NDArray[np.generic]] = []
+            decoded: list[NDArray[np.generic]] = []
             for data, path in images:
                 check_cancelled()
-                pictures += self._decoded(
-                    data, path, None if recalled is None else recalled.pictures
-                )
-            rows = InputRows(places, pictures[0], tuple(pictures[1:]))
+                decoded += self._decoded(data, path, None if recalled is None else recalled.images)
+            rows = InputRows(places, decoded[0], tuple(decoded[1:]))
             return InputSequence(ids, rows=rows, axes=axes_of(len(ids), places, laid))
 
         def unmade(_: int) -> InputSequence:
-            return InputSequence(ids, rows=InputRows(places, _NO_PICTURE))
+            return InputSequence(ids, rows=InputRows(places, _NO_IMAGE))
 
         return (
             made()
@@ -286,13 +287,13 @@ class PartsInput:
         if before is not None and digest in before:
             return before[digest]
         with decoding(data, path, self.limits) as image:
-            made = self.pictures.apply(image, path)
+            made = self.image_converter.apply(image, path)
         if before is not None:
             before[digest] = made
         return made
 
     def _laid(self, data: bytes, field: str) -> Laid:
-        return self.pictures.lay(*header_size(data, field, self.limits), field)
+        return self.image_converter.lay(*header_size(data, field, self.limits), field)
 
     def _placed(
         self,

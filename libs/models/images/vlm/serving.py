@@ -16,9 +16,9 @@ from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
 from libs.models.images.vlm.families.lighton import LongestSide
 from libs.models.images.vlm.heads import Use
+from libs.models.images.vlm.image_converter import OneSize
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
 from libs.models.images.vlm.parts import PartsInput
-from libs.models.images.vlm.pictures import OneSize
 from libs.models.images.vlm.processor import PartsProcessor
 from libs.models.images.vlm.smart import SmartResize
 from libs.models.images.vlm.tiles import Tiles
@@ -55,7 +55,7 @@ def load_vision_language_model(
         loaded = load_vision_language(directory, dtype=dtype, device=device, use=use, base=base)
         card = _measured(card, loaded)
         loaded.input.text.limit = card.max_tokens
-        output_cache = OutputCache(card.model, card.revision, dtype, loaded.input.pictures)
+        output_cache = OutputCache(card.model, card.revision, dtype, loaded.input.image_converter)
         processor = PartsProcessor(card, loaded.input, output_cache, loaded.weights)
         model = PackedModel(card, loaded.backbones, TokenizerGuard(processor), loaded.names, device)
         model.output_cache = output_cache
@@ -100,49 +100,57 @@ def image_size(given: PartsInput, most: int) -> ImageSize:
     priced for a square image, which are at most `longest / side` times those of a thin one. For
     images that keep their size, the model's minimum is added.
     """
-    frame, pictures = given.frame_tokens(), given.pictures
-    if isinstance(pictures, OneSize):
-        return _square(math.isqrt(pictures.rows), frame, most)
-    if isinstance(pictures, Tiles):
-        tile = pictures.rows + _TILE_MARKERS
-        if pictures.splits and pictures.longest is None:  # the original image is split
-            return ImageSize(0, 0, 0, max(1, pictures.side // math.isqrt(tile)), frame + tile, most)
+    frame, image_converter = given.frame_tokens(), given.image_converter
+    if isinstance(image_converter, OneSize):
+        return _square(math.isqrt(image_converter.rows), frame, most)
+    if isinstance(image_converter, Tiles):
+        tile = image_converter.rows + _TILE_MARKERS
+        if (
+            image_converter.splits and image_converter.longest is None
+        ):  # the original image is split
+            return ImageSize(
+                0, 0, 0, max(1, image_converter.side // math.isqrt(tile)), frame + tile, most
+            )
         across = (
-            math.ceil(pictures.longest / pictures.side)
-            if pictures.splits and pictures.longest
+            math.ceil(image_converter.longest / image_converter.side)
+            if image_converter.splits and image_converter.longest
             else 1
         )
         return _square(1, (across**2 + 1 if across > 1 else 1) * tile + frame, most)
-    if isinstance(pictures, SmartResize):
-        area, around = pictures.square**2, frame + _IMAGE_MARKERS
+    if isinstance(image_converter, SmartResize):
+        area, around = image_converter.square**2, frame + _IMAGE_MARKERS
         return ImageSize(
             0,
             0,
             0,
-            pictures.square,
-            around + pictures.least // area,
-            min(most, pictures.most // area + around),
+            image_converter.square,
+            around + image_converter.least // area,
+            min(most, image_converter.most // area + around),
         )
-    if isinstance(pictures, LongestSide):
-        rows = math.ceil(pictures.longest / pictures.square) ** 2
-        return ImageSize(0, 0, 0, pictures.square, frame + 1, min(most, rows + frame))
+    if isinstance(image_converter, LongestSide):
+        rows = math.ceil(image_converter.longest / image_converter.square) ** 2
+        return ImageSize(0, 0, 0, image_converter.square, frame + 1, min(most, rows + frame))
     return ImageSize(0, 0, 0, 1, 0, most)
 
 
 def max_tower_tokens(given: PartsInput) -> int:
     """Return the most tower tokens of one of its inputs."""
-    pictures = given.pictures
-    if isinstance(pictures, OneSize):
-        return pictures.patches.most
-    if isinstance(pictures, Tiles):
-        return pictures.patches
-    if isinstance(pictures, LongestSide):
+    image_converter = given.image_converter
+    if isinstance(image_converter, OneSize):
+        return image_converter.patches.most
+    if isinstance(image_converter, Tiles):
+        return image_converter.patches
+    if isinstance(image_converter, LongestSide):
         return (
-            math.ceil(pictures.longest / pictures.square)
-            * pictures.square
-            // pictures.patches.patch
+            math.ceil(image_converter.longest / image_converter.square)
+            * image_converter.square
+            // image_converter.patches.patch
         ) ** 2
-    return pictures.most // pictures.patches.patch**2 if isinstance(pictures, SmartResize) else 0
+    return (
+        image_converter.most // image_converter.patches.patch**2
+        if isinstance(image_converter, SmartResize)
+        else 0
+    )
 
 
 _IMAGE_MARKERS = 2

@@ -17,7 +17,7 @@ from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
 from libs.models.images.processing import ImageProcessing
 from libs.models.images.resizing import resized, size_of
-from libs.models.images.vlm.pictures import Laid
+from libs.models.images.vlm.image_converter import Laid
 from libs.models.layers.spec import Config
 
 _MAX_SIDE: Final = 4096

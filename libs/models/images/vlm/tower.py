@@ -15,7 +15,7 @@ from libs.kernels.layout import to_device
 from libs.models.images.patches import PatchEmbedding
 from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec
 from libs.models.images.vlm.connectors import Connector, Mergers
-from libs.models.images.vlm.pictures import Grid
+from libs.models.images.vlm.image_converter import Grid
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
 from libs.models.work import InputRows, InputSequence, YieldPoint, never_yield
@@ -28,7 +28,7 @@ times as many patches as tokens.
 _SAMPLE: Final = 16
 """Patches per side of a sample: a multiple of every connector's square."""
 
-Picture = NDArray[np.generic]
+TowerInput = NDArray[np.generic]
 
 
 class ImageTower(nn.Module):
@@ -52,26 +52,26 @@ class ImageTower(nn.Module):
         self._spec = embed.spec
         self._embed = embed.embed
 
-    def forward(self, inputs: Sequence[Picture]) -> Tensor:
+    def forward(self, inputs: Sequence[TowerInput]) -> Tensor:
         """Map uint8 images, [height, width, 3] each, to [rows of all, hidden of the text
         encoder].
         """
         return self.forward_preemptible(inputs, never_yield)
 
     @torch.inference_mode()
-    def forward_preemptible(self, inputs: Sequence[Picture], yield_point: YieldPoint) -> Tensor:
+    def forward_preemptible(self, inputs: Sequence[TowerInput], yield_point: YieldPoint) -> Tensor:
         """Compute `forward` with yield points. An array that occurs several times is computed one
         time.
         """
-        different = {id(picture): picture for picture in inputs}
+        different = {id(image): image for image in inputs}
         rows = torch.cat(
             [self._rows(some, yield_point) for some in self._portions(list(different.values()))]
         )
         if len(different) < len(inputs):
-            parts = [self._parts_of(self.grid_of(picture)) for picture in different.values()]
+            parts = [self._parts_of(self.grid_of(image)) for image in different.values()]
             own = torch.split(rows, [count * len(rows) // sum(parts) for count in parts])
-            by_picture = dict(zip(different, own, strict=True))
-            rows = torch.cat([by_picture[id(picture)] for picture in inputs])
+            by_image = dict(zip(different, own, strict=True))
+            rows = torch.cat([by_image[id(image)] for image in inputs])
         return rows if self.last is None else self.last(rows)
 
     def sample(self) -> InputSequence:
@@ -80,29 +80,29 @@ class ImageTower(nn.Module):
         none = np.zeros(0, np.int32)
         return InputSequence(none, rows=InputRows(none, np.zeros((side, side, 3), np.uint8)))
 
-    def _portions(self, inputs: Sequence[Picture]) -> Iterator[list[Picture]]:
-        some: list[Picture] = []
+    def _portions(self, inputs: Sequence[TowerInput]) -> Iterator[list[TowerInput]]:
+        some: list[TowerInput] = []
         patches = 0
-        for picture in inputs:
-            own = self.count_tokens(picture)
+        for image in inputs:
+            own = self.count_tokens(image)
             if some and patches + own > self.chunk_tokens:
                 yield some
                 some, patches = [], 0
-            some.append(picture)
+            some.append(image)
             patches += own
         yield some
 
-    def _rows(self, pictures: Sequence[Picture], yield_point: YieldPoint) -> Tensor:
-        lengths = [self.count_tokens(picture) for picture in pictures]
+    def _rows(self, images: Sequence[TowerInput], yield_point: YieldPoint) -> Tensor:
+        lengths = [self.count_tokens(image) for image in images]
         batch = Packed.from_sequences(
             [np.zeros(length, np.int32) for length in lengths],
             device=self.encoder.device,
             places=[np.arange(self._first, length, dtype=np.int32) for length in lengths],
-            values=self._embed(pictures),
+            values=self._embed(images),
         )
         return self.connector.forward(
             self.encoder.forward(batch, yield_point=yield_point),
-            [self.grid_of(picture) for picture in pictures],
+            [self.grid_of(image) for image in images],
         )
 
     def _parts_of(self, grid: Grid) -> int:
@@ -113,13 +113,13 @@ class ImageTower(nn.Module):
     def _first(self) -> int:
         return int(self._spec.class_token)
 
-    def count_tokens(self, image: Picture) -> int:
+    def count_tokens(self, image: TowerInput) -> int:
         """Return the number of encoder tokens of an image."""
         return self._spec.count_tokens(image.shape[0], image.shape[1])
 
-    def grid_of(self, picture: Picture) -> Grid:
+    def grid_of(self, image: TowerInput) -> Grid:
         """Return rows and columns of its patches."""
-        return self._spec.grid_of(picture.shape[0], picture.shape[1])
+        return self._spec.grid_of(image.shape[0], image.shape[1])
 
 
 class BlockTower(ImageTower):
@@ -133,15 +133,15 @@ class BlockTower(ImageTower):
         super().__init__(encoder, embed, connector)
         self._block = block
 
-    def _rows(self, pictures: Sequence[Picture], yield_point: YieldPoint) -> Tensor:
-        grids = [self.grid_of(picture) for picture in pictures]
+    def _rows(self, images: Sequence[TowerInput], yield_point: YieldPoint) -> Tensor:
+        grids = [self.grid_of(image) for image in images]
         lengths, side = [math.prod(grid) for grid in grids], self._block.side
         orders = [self._block.order(grid) for grid in grids]
         batch = Packed.from_sequences(
             [np.zeros(length, np.int32) for length in lengths],
             device=self.encoder.device,
             places=[np.arange(length, dtype=np.int32) for length in lengths],
-            values=self._embed(pictures),
+            values=self._embed(images),
             axes=[self._block.axes(grid) for grid in grids],
             windows=[size * side**2 for _, sizes in orders for size in sizes]
             if self._block.window

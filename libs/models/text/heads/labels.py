@@ -212,7 +212,9 @@ def table_of(layout: Layout) -> dict[str, HeadRule]:
 
 
 def pooling_of(layout: Layout, config: Config) -> Pooling:
-    """Read the pooling. Raises ModelBroken for an unknown value in config.json."""
+    """Return the pooling that config.json names, otherwise the layout's. Raises ModelBroken for an
+    unknown value.
+    """
     if not layout.pooling_key:
         return layout.pooling
     if not config.has(layout.pooling_key):

@@ -52,7 +52,7 @@ class Renderer:
     with this object. Thread-safe: calls take turns."""
 
     def __init__(self, template: str) -> None:
-        """Raises ModelBroken for an invalid template, and if Jinja is not installed."""
+        """Raise ModelBroken for an invalid template, and if Jinja is not installed."""
         if find_spec("jinja2") is None:
             raise ModelBroken(
                 "the model's chat template needs the package jinja2, which is not installed"

@@ -1,6 +1,6 @@
 """All tokens of a long text, which is tokenised in overlapping pieces where the tokenizer is local.
 
-The library takes some 600 bytes a token while it tokenises, and a token may be one byte of the
+The library takes some 600 bytes per token while it tokenises, and a token may be one byte of the
 text, so one call for a MiB would take 600 MB. A piece ends where its tokens no longer depend on the
 text after it (`cutting.py`), and the next one begins some characters before that place. Both are
 joined there only if a word begins there in both and they have the same tokens before it. Otherwise,
@@ -41,8 +41,11 @@ NEAR tokens of ordinary text.
 class Rows:
     """Tokens in order, special ones included.
 
-    `first` to `end`: those of the text. `starts`, `ends`: code points, meaningful for those of the
-    text alone. `word_starts`: whether a token begins a word.
+    The tokens of the text are `first` to `end`.
+
+    Attributes:
+        starts, ends: Offsets in code points, meaningful only for the tokens of the text.
+        word_starts: Whether a token begins a word.
     """
 
     ids: NDArray[np.uint32]

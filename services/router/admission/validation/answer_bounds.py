@@ -39,7 +39,7 @@ BOUNDS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "detokenize": (limits.TOKENIZED,),
 }
 """The limits of every kind of answer: a verb with its representation or task. Scores take nine
-bytes a document.
+bytes per document.
 """
 
 DEFAULT_TOKENS: Final = 256

@@ -506,7 +506,7 @@ class Runner:
             return self._clock() - started
         cpu_started, computed = time.thread_time(), 0.0
         while batch is not None:
-            metrics.OVERTAKEN.inc()
+            metrics.BATCH_PREEMPTIONS.inc()
             computed += self._serve(batch, self._jobs_of(batch), is_preempting=True)
             batch = self._next_preempting(running)
         seconds = self._clock() - started

@@ -27,7 +27,7 @@ InFlight = Annotated[
     typer.Option(
         "--in-flight",
         min=1,
-        help="Chunks in flight at most, adapted to the mesh; default 8.",
+        help="Maximum chunks in flight, adapted to the mesh; default 8.",
         show_default=False,
         rich_help_panel=LIMITS,
     ),
@@ -38,7 +38,7 @@ MaxFailed = Annotated[
         "--max-failed",
         min=0,
         max=1,
-        help="Share of failed rows that stops the job; default 0.1.",
+        help="Stop the job if more than this share of its rows fails; default 0.1.",
         show_default=False,
         rich_help_panel=LIMITS,
     ),
@@ -55,7 +55,7 @@ Patience = Annotated[
     float | None,
     typer.Option(
         min=1,
-        help="Seconds without an answer of the mesh that stop the job; default 900.",
+        help="Stop the job after this many seconds without an answer; default 900.",
         show_default=False,
         rich_help_panel=LIMITS,
     ),
@@ -93,7 +93,7 @@ class JobFiles:
     keep: Annotated[
         list[str] | None,
         typer.Option(
-            help="Column to copy to the output, such as an id; repeat for more.",
+            help="Column to copy to the output, such as an id; may be repeated.",
             show_default=False,
             rich_help_panel=FILES,
         ),
@@ -101,7 +101,10 @@ class JobFiles:
     chunk_rows: Annotated[
         int,
         typer.Option(
-            min=1, max=MAX_CHUNK_ROWS, help="Rows of a chunk and its part.", rich_help_panel=FILES
+            min=1,
+            max=MAX_CHUNK_ROWS,
+            help="Rows of a chunk, which is one part of the output.",
+            rich_help_panel=FILES,
         ),
     ] = DEFAULT_CHUNK_ROWS
 

@@ -27,7 +27,7 @@ ModelId = Annotated[
 ]
 Labels = Annotated[
     list[str] | None,
-    typer.Option("--label", "-l", help="Label to look for; repeat for more.", show_default=False),
+    typer.Option("--label", "-l", help="Label to look for; may be repeated.", show_default=False),
 ]
 Threshold = Annotated[
     float | None, typer.Option(help="Keep results with at least this score.", show_default=False)
@@ -58,7 +58,7 @@ def encode(
         typer.Option(
             "--representation",
             "-r",
-            help="dense, sparse or multi_vector; repeat for more; default the model's.",
+            help="dense, sparse or multi_vector; may be repeated; default the model's.",
             show_default=False,
         ),
     ] = None,
@@ -73,14 +73,20 @@ def encode(
         bool | None, typer.Option(help="Scale to length 1; default as configured for the model.")
     ] = None,
     instruction: Annotated[
-        str, typer.Option(help="Put before each text instead of the model's prompt.")
+        str, typer.Option(help="A text to put before each text instead of the model's prompt.")
     ] = "",
     chunk: Annotated[
         str, typer.Option(help="Divide texts into chunks: sentences, tokens or markdown.")
     ] = "",
-    chunk_tokens: Annotated[int, typer.Option(min=0, help="Tokens of a chunk at most.")] = 0,
+    chunk_tokens: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Maximum tokens of a chunk; 0: 512, or the model's limit if that is less."
+        ),
+    ] = 0,
     chunk_overlap: Annotated[
-        int, typer.Option(min=0, help="Tokens that a chunk repeats of the one before.")
+        int,
+        typer.Option(min=0, help="Number of tokens that a chunk repeats from the previous one."),
     ] = 0,
     expect_embedding_id: Annotated[
         str,
@@ -124,9 +130,11 @@ def score(
     query_column: Annotated[
         str, typer.Option(help="Column with the query of each row.", show_default=False)
     ] = "",
-    scale: Annotated[Scale | None, typer.Option(help="Default: the model's own.")] = None,
+    scale: Annotated[
+        Scale | None, typer.Option(help="The scale of the scores; default the model's.")
+    ] = None,
     instruction: Annotated[
-        str, typer.Option(help="Put before each text instead of the model's prompt.")
+        str, typer.Option(help="A text to put before each text instead of the model's prompt.")
     ] = "",
     limits: JobLimits,
     serving: JobServing,
@@ -152,7 +160,9 @@ def entities(
     files: JobFiles,
     labels: Labels = None,
     threshold: Threshold = None,
-    flat: Annotated[bool | None, typer.Option(help="No overlapping entities; default yes.")] = None,
+    flat: Annotated[
+        bool | None, typer.Option(help="Remove overlapping entities; default yes.")
+    ] = None,
     aggregation: Annotated[
         Aggregation | None,
         typer.Option(help="How labels of a word's tokens become one; default simple."),
@@ -177,7 +187,8 @@ def classify(
     labels: Labels = None,
     threshold: Threshold = None,
     multi_label: Annotated[
-        bool | None, typer.Option(help="Score each label on its own; default as the model does.")
+        bool | None,
+        typer.Option(help="Score each label independently (sigmoid); default as the model does."),
     ] = None,
     hypothesis: Annotated[
         str, typer.Option(help="Sentence to test for each label; {} stands for the label.")
@@ -232,15 +243,19 @@ def generate(
         str, typer.Option(help='What to generate, such as "Summarise this text."')
     ] = "",
     max_tokens: Annotated[
-        int, typer.Option(min=0, max=4096, help="Longest answer; 0: as the model's files say.")
+        int, typer.Option(min=0, max=4096, help="Maximum generated tokens; 0: the model's default.")
     ] = 0,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0, max=10, help="0: always the likeliest token.", show_default=False),
+        typer.Option(
+            min=0, max=10, help="Sampling temperature; 0: greedy decoding.", show_default=False
+        ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="One seed gives one text for an item.", show_default=False),
+        typer.Option(
+            min=0, help="Seed for sampling: the same seed gives the same text.", show_default=False
+        ),
     ] = None,
     limits: JobLimits,
     serving: JobServing,

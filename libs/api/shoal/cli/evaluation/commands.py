@@ -50,7 +50,7 @@ def evaluate(
         typer.Option(
             min=1,
             max=BATCH_TEXTS,
-            help="Texts of one call; fewer for a model that takes minutes for as many.",
+            help="Texts per call; use fewer for a model that takes minutes for them.",
         ),
     ] = BATCH_TEXTS,
     plot: Annotated[

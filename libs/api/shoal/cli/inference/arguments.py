@@ -21,13 +21,13 @@ ModelId = Annotated[
 ]
 Texts = Annotated[
     list[str] | None,
-    typer.Argument(metavar="TEXT", help="Texts; - for stdin, one a line.", show_default=False),
+    typer.Argument(metavar="TEXT", help="Texts; - for stdin, one per line.", show_default=False),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON, for programs.", rich_help_panel=FILES)
 ]
 Instruction = Annotated[
-    str, typer.Option(help="Put before each text instead of the model's prompt.")
+    str, typer.Option(help="A text to put before each text instead of the model's prompt.")
 ]
 ImageFiles = Annotated[
     list[str] | None,
@@ -48,14 +48,14 @@ TextFile = Annotated[
     typer.Option(
         "--input",
         "-i",
-        help=".txt (a text a line), .jsonl, .csv, .tsv or .parquet; - for lines of stdin.",
+        help=".txt (one text per line), .jsonl, .csv, .tsv or .parquet; - for lines of stdin.",
         show_default=False,
         rich_help_panel=FILES,
     ),
 ]
 Labels = Annotated[
     list[str] | None,
-    typer.Option("--label", "-l", help="Label to look for; repeat for more.", show_default=False),
+    typer.Option("--label", "-l", help="Label to look for; may be repeated.", show_default=False),
 ]
 Threshold = Annotated[
     float | None, typer.Option(help="Keep results with at least this score.", show_default=False)
@@ -149,7 +149,7 @@ class VectorFiles(ItemFiles):
         typer.Option(
             "--document",
             help="The arguments, or lines of --input, are files of documents: PDF, DOCX, HTML, … "
-            "Add --chunk for models of texts.",
+            "Add --chunk for text models.",
             rich_help_panel=FILES,
         ),
     ] = False
@@ -178,7 +178,7 @@ class _Serving:
         Priority | None,
         typer.Option(
             "--priority",
-            help="Which requests go first; default interactive.",
+            help="Interactive requests are served before bulk requests; default interactive.",
             rich_help_panel=SERVING,
         ),
     ] = None
@@ -265,6 +265,9 @@ FORMS: dict[FormName, Form] = {
 Forms = Annotated[
     list[FormName] | None,
     typer.Option(
-        "--representation", "-r", help="Repeat for more; default the model's.", show_default=False
+        "--representation",
+        "-r",
+        help="Vectors to return; may be repeated; default the model's.",
+        show_default=False,
     ),
 ]

@@ -69,7 +69,10 @@ def encode(
     ] = None,
     instruction: Instruction = "",
     pooling_factor: Annotated[
-        int, typer.Option(min=0, help="Factor by which to reduce the vectors of each multi-vector.")
+        int,
+        typer.Option(
+            min=0, help="Factor by which to reduce the number of vectors of each multi-vector."
+        ),
     ] = 0,
     chunk: Annotated[
         TextChunks | None,
@@ -77,10 +80,13 @@ def encode(
     ] = None,
     chunk_tokens: Annotated[
         int,
-        typer.Option(min=0, help="Tokens of a chunk at most; 0: 512, or the model's own limit."),
+        typer.Option(
+            min=0, help="Maximum tokens of a chunk; 0: 512, or the model's limit if that is less."
+        ),
     ] = 0,
     chunk_overlap: Annotated[
-        int, typer.Option(min=0, help="Tokens that a chunk repeats of the one before.")
+        int,
+        typer.Option(min=0, help="Number of tokens that a chunk repeats from the previous one."),
     ] = 0,
     late: Annotated[
         bool, typer.Option("--late", help="Late chunking: the model reads texts whole.")
@@ -133,7 +139,7 @@ def score(
     documents: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="DOC", help="Documents; - for stdin, one a line.", show_default=False
+            metavar="DOC", help="Documents; - for stdin, one per line.", show_default=False
         ),
     ] = None,
     *,
@@ -142,7 +148,9 @@ def score(
         int,
         typer.Option("--top-n", "-n", min=0, help="Number of best results to show; 0 shows all."),
     ] = 0,
-    scale: Annotated[Scale | None, typer.Option(help="Default: the model's own.")] = None,
+    scale: Annotated[
+        Scale | None, typer.Option(help="The scale of the scores; default the model's.")
+    ] = None,
     instruction: Instruction = "",
     serving: WindowedServing,
     as_json: AsJson = False,
@@ -175,7 +183,9 @@ def entities(
     files: ItemFiles,
     labels: Labels = None,
     threshold: Threshold = None,
-    flat: Annotated[bool | None, typer.Option(help="No overlapping entities; default yes.")] = None,
+    flat: Annotated[
+        bool | None, typer.Option(help="Remove overlapping entities; default yes.")
+    ] = None,
     aggregation: Annotated[
         Aggregation | None,
         typer.Option(help="How labels of a word's tokens become one; default simple."),
@@ -210,7 +220,8 @@ def classify(
     labels: Labels = None,
     threshold: Threshold = None,
     multi_label: Annotated[
-        bool | None, typer.Option(help="Score each label on its own; default as the model does.")
+        bool | None,
+        typer.Option(help="Score each label independently (sigmoid); default as the model does."),
     ] = None,
     hypothesis: Annotated[
         str, typer.Option(help="Sentence to test for each label; {} stands for the label.")
@@ -254,7 +265,7 @@ def relations(
     entity_labels: Annotated[
         list[str] | None,
         typer.Option(
-            "--entity", "-e", help="Kind of entity to relate; repeat for more.", show_default=False
+            "--entity", "-e", help="Kind of entity to relate; may be repeated.", show_default=False
         ),
     ] = None,
     given: Annotated[
@@ -304,7 +315,7 @@ def regions(
     serving: Serving,
     as_json: AsJson = False,
 ) -> None:
-    """Find things in images: boxes in pixels, for each label by itself."""
+    """Find objects in images: boxes in pixels, separately for each label."""
     run = Invocation(model, images, replace(files, image=True), serving, as_json, what="IMAGE")
     drawings.check(draw, run.records)
     task = Regions(labels=labels or (), threshold=threshold)
@@ -352,7 +363,12 @@ def text(
         ),
     ] = None,
     dots_per_inch: Annotated[
-        int, typer.Option("--dpi", min=0, help="Dots per inch of pages for the model; 0: 144.")
+        int,
+        typer.Option(
+            "--dpi",
+            min=0,
+            help="Resolution at which pages are rendered for the model, in dots per inch; 0: 144.",
+        ),
     ] = 0,
     output: Annotated[
         Path | None,
@@ -423,7 +439,7 @@ def structure(
 
 
 def _schema(file: Path) -> Schema:
-    """Raises InputError for a file that cannot be read, InvalidInput for one that is no schema."""
+    """Raise InputError for a file that cannot be read, InvalidInput for one that is no schema."""
     try:
         return Schema.from_json(file.read_bytes())
     except OSError as error:

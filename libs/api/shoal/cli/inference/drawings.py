@@ -16,7 +16,7 @@ from shoal.results import ExtractResult, Region
 
 
 def check(output: Path | None, records: Sequence[Record]) -> None:
-    """Raises BadParameter or InputError, before any request is sent, for a drawing that cannot be
+    """Raise BadParameter or InputError, before any request is sent, for a drawing that cannot be
     made.
     """
     if output is None:
@@ -48,7 +48,7 @@ def drawing(
 
 
 def _write(output: Path, image: Path, regions: Sequence[Region]) -> None:
-    """Writes a PNG. Raises InputError for an image that this computer's Pillow does not read."""
+    """Write a PNG. Raises InputError for an image that this computer's Pillow does not read."""
     try:
         data = drawn(image.read_bytes(), regions)
     except (OSError, ValueError, SyntaxError) as error:

@@ -49,13 +49,14 @@ class Kind(StrEnum):
 MaxTokens = Annotated[
     int,
     typer.Option(
-        "--max-tokens", min=0, max=4096, help="Longest answer; 0: as the model's files say."
+        "--max-tokens", min=0, max=4096, help="Maximum generated tokens; 0: the model's default."
     ),
 ]
 SchemaFile = Annotated[
     Path | None,
     typer.Option(
-        help="A file with a JSON Schema, of which each answer is JSON.", show_default=False
+        help="A file with a JSON Schema that each answer follows (structured output).",
+        show_default=False,
     ),
 ]
 TemplateValues = Annotated[
@@ -69,13 +70,16 @@ TemplateValues = Annotated[
 Temperature = Annotated[
     float | None,
     typer.Option(
-        min=0, max=10, help="0: the likeliest token; above, tokens are drawn.", show_default=False
+        min=0, max=10, help="Sampling temperature; 0: greedy decoding.", show_default=False
     ),
 ]
 TopP = Annotated[
     float | None,
     typer.Option(
-        min=0, max=1, help="Draw from the likeliest tokens of this share.", show_default=False
+        min=0,
+        max=1,
+        help="Sample from the most likely tokens that together have this probability.",
+        show_default=False,
     ),
 ]
 TopK = Annotated[
@@ -83,14 +87,19 @@ TopK = Annotated[
     typer.Option(min=0, help="Sample from this number of most likely tokens.", show_default=False),
 ]
 Seed = Annotated[
-    int | None, typer.Option(min=0, help="One seed gives one text for an item.", show_default=False)
+    int | None,
+    typer.Option(
+        min=0, help="Seed for sampling: the same seed gives the same text.", show_default=False
+    ),
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option("--stop", help="A text that ends an answer. May be repeated.", show_default=False),
+    typer.Option(
+        "--stop", help="A text before which an answer ends. May be repeated.", show_default=False
+    ),
 ]
 Stream = Annotated[
-    bool, typer.Option("--stream", help="Print the text of one item as it is written.")
+    bool, typer.Option("--stream", help="Print the text of one item while it is generated.")
 ]
 
 
@@ -181,19 +190,17 @@ def ocr(
     images: ImageFiles = None,
     *,
     files: ItemFiles,
-    kind: Annotated[
-        Kind, typer.Option(help="What to read or describe, of models with several tasks.")
-    ] = Kind.OCR,
+    kind: Annotated[Kind, typer.Option(help="The task, for models with several tasks.")] = Kind.OCR,
     instruction: Annotated[
         str,
         typer.Option(
-            "--instruction", help="A question, or a task of the model's own, such as '<OD>'."
+            "--instruction", help="A question, or one of the model's tasks, such as '<OD>'."
         ),
     ] = "",
     region: Annotated[
         str,
         typer.Option(
-            help="The part of the image that is asked about, in pixels: left,top,right,bottom.",
+            help="The part of the image to read, in pixels: left,top,right,bottom.",
             show_default=False,
         ),
     ] = "",

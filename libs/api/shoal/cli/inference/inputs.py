@@ -66,7 +66,7 @@ def _entity(value: object, where: str, field: str) -> tuple[int, int, str]:
 
 @contextmanager
 def located(records: Sequence[Record], name: str) -> Iterator[None]:
-    """Adds the source of the record to an error about `name[i]`."""
+    """Add the source of the record to an error about `name[i]`."""
     try:
         yield
     except ShoalError as error:

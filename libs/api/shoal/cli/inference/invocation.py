@@ -249,7 +249,7 @@ class Invocation:
             note(f"  … {len(skipped) - _MAX_SKIPPED_LINES:,} more")
 
     def report_written(self, result: Result) -> None:
-        """Prints a summary to stderr, after the results were written to `output`."""
+        """Print a summary to stderr, after the results were written to `output`."""
         self._note_written(len(self.records) - len(result.skipped), result.usage.input_tokens)
         if isinstance(result, EncodeResult) and result.embedding_id:
             note(f"embedding id {result.embedding_id}")

@@ -1,5 +1,5 @@
-"""Writes results to files: .npy, .npz and .parquet for vectors, .jsonl for all results, one line an
-item.
+"""Writes results to files: .npy, .npz and .parquet for vectors, .jsonl for all results, one line
+per item.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ANSWER_FIELDS: Final = frozenset(
 
 
 def check(output: Path | None, *suffixes: str, name: str = "--output") -> None:
-    """Raises BadParameter, before any request is sent, for a file that cannot be written."""
+    """Raise BadParameter, before any request is sent, for a file that cannot be written."""
     if output is None or str(output) == "-":
         return
     if output.suffix not in suffixes:
@@ -49,7 +49,7 @@ def check(output: Path | None, *suffixes: str, name: str = "--output") -> None:
 
 
 def write_lines(output: Path, rows: Iterable[Row]) -> None:
-    """Writes one JSON object a line, to a file or, for `-`, to stdout."""
+    """Write one JSON object per line, to a file or, for `-`, to stdout."""
     if str(output) == "-":
         sys.stdout.writelines(document(row) + "\n" for row in rows)
     else:
@@ -61,7 +61,7 @@ def write_lines(output: Path, rows: Iterable[Row]) -> None:
 def write_vectors(
     output: Path, model: str, result: EncodeResult, records: Sequence[Record]
 ) -> None:
-    """Writes a result in the format of the file's suffix. Raises InputError if the format cannot
+    """Write a result in the format of the file's suffix. Raises InputError if the format cannot
     represent it.
     """
     if output.suffix == ".npy":
@@ -76,7 +76,7 @@ def write_vectors(
 
 
 def encoded_lines(result: EncodeResult, records: Sequence[Record]) -> Iterator[Row]:
-    """Return one object an item, with what its text was read from."""
+    """Return one object per item, with what its text was read from."""
     return (
         _source_fields(record) | row
         for record, row in zip(records, encoded_rows(result), strict=True)
@@ -84,7 +84,7 @@ def encoded_lines(result: EncodeResult, records: Sequence[Record]) -> Iterator[R
 
 
 def append_lines(file: BinaryIO, rows: Iterable[Row]) -> None:
-    """Writes one JSON object a line, so that readers of the file see them at once."""
+    """Write one JSON object per line, so that readers of the file see them at once."""
     file.writelines(document(row).encode() + b"\n" for row in rows)
     file.flush()
 
@@ -130,7 +130,7 @@ def _source_fields(record: Record) -> Row:
 
 
 def encoded_rows(result: EncodeResult) -> Iterator[Row]:
-    """Yield one object an item, with numbers as stored: bytes of int8, uint8 and binary are
+    """Yield one object per item, with numbers as stored: bytes of int8, uint8 and binary are
     integers, their scale a field temporary them.
 
     The object of a skipped item has only the reason, because JSON has no NaN.
@@ -195,7 +195,7 @@ def ranked_rows(result: ScoreResult, records: Sequence[Record]) -> Iterator[Row]
 
 
 def extracted_rows(result: ExtractResult, records: Sequence[Record], kind: str) -> Iterator[Row]:
-    """Yield one object an item, with the field `kind` of its extraction (of a schema all that it
+    """Yield one object per item, with the field `kind` of its extraction (of a schema all that it
     finds), and the reason if skipped.
     """
     skipped = _reasons(result.skipped)
@@ -264,7 +264,7 @@ def _arrays(result: EncodeResult) -> dict[str, NDArray[Any]]:
 
 
 def replace_file(output: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a temporary file and renames it, so that no reader sees a part of the results."""
+    """Write a temporary file and rename it, so that no reader sees a part of the results."""
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         with name_errors(output):

@@ -52,7 +52,7 @@ class Reading:
         self._tokens, self._seconds = 0, 0.0
 
     def read(self, ask: Callable[[Document], ExtractResult]) -> None:
-        """Asks for the pages. How many there are, the first answer says."""
+        """Ask for the pages. How many there are, the first answer says."""
         started, first = time.monotonic(), self._first
         answered = self._ask(
             ask,
@@ -124,7 +124,7 @@ class Reading:
             )
 
     def _ask(self, ask: Callable[[Document], ExtractResult], first: int, last: int) -> int:
-        """Adds the texts of some pages, and returns how many the document has."""
+        """Add the texts of some pages, and return how many the document has."""
         result = ask(Document(self._data, first, last, self._dpi))
         self._found += result[0].pages
         self._tokens += result.usage.input_tokens

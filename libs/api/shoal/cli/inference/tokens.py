@@ -35,14 +35,14 @@ def tokenize(
         bool,
         typer.Option(
             "--special/--no-special",
-            help="With the special tokens that the model puts around a text.",
+            help="Include the special tokens that the model puts around a text.",
         ),
     ] = True,
     truncation: Annotated[
         Truncation | None,
         typer.Option(
             "--truncation",
-            help="Only tokens that the model keeps; default all.",
+            help="Show only the tokens that the model keeps; default all.",
             show_default=False,
         ),
     ] = None,
@@ -54,7 +54,7 @@ def tokenize(
         Priority | None,
         typer.Option(
             "--priority",
-            help="Which requests go first; default interactive.",
+            help="Interactive requests are served before bulk requests; default interactive.",
             rich_help_panel=SERVING,
         ),
     ] = None,

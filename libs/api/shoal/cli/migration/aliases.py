@@ -19,7 +19,8 @@ AliasName = Annotated[
 ]
 
 alias = typer.Typer(
-    no_args_is_help=True, help="Names that requests use for models, moved for all routers at once."
+    no_args_is_help=True,
+    help="Manage aliases: names that requests use for models, changed for all routers at once.",
 )
 
 
@@ -47,7 +48,7 @@ def _set(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Let an alias stand for a model. Requests that are sent afterwards are answered by it."""
+    """Point an alias at a model. The model answers requests that are sent afterwards."""
     client = open_client()
     before = next((one for one in client.aliases.list() if one.name == alias), None)
     if before is not None and before.model != model and not force:
@@ -72,7 +73,7 @@ def _set(
 @alias.command("remove")
 @connected
 def _remove(open_client: OpenClient, alias: AliasName) -> None:
-    """Remove an alias. Requests by it are refused from then on."""
+    """Remove an alias. Later requests that name it are refused."""
     client = open_client()
     # `get` refuses an unknown name. `remove` cannot, because it also returns False if the client
     # repeats a removal after it lost the answer.

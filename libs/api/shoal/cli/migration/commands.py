@@ -69,7 +69,7 @@ def start(
     keep: Annotated[
         list[str] | None,
         typer.Option(
-            help="Column to copy to the output, such as an id; repeat for more.",
+            help="Column to copy to the output, such as an id; may be repeated.",
             show_default=False,
             rich_help_panel=FILES,
         ),
@@ -77,7 +77,10 @@ def start(
     chunk_rows: Annotated[
         int,
         typer.Option(
-            min=1, max=MAX_CHUNK_ROWS, help="Rows of a chunk and its part.", rich_help_panel=FILES
+            min=1,
+            max=MAX_CHUNK_ROWS,
+            help="Rows of a chunk, which is one part of the output.",
+            rich_help_panel=FILES,
         ),
     ] = DEFAULT_CHUNK_ROWS,
     role: Annotated[
@@ -134,7 +137,7 @@ def compare(
     queries: Annotated[
         Path | None,
         typer.Option(
-            exists=True, dir_okay=False, help="A file of queries, one a line.", show_default=False
+            exists=True, dir_okay=False, help="A file of queries, one per line.", show_default=False
         ),
     ] = None,
     corpus: Annotated[
@@ -151,7 +154,7 @@ def compare(
     ] = DEFAULT_SAMPLE,
     split: Annotated[str, typer.Option(help="The judgements of --data: qrels/SPLIT.tsv.")] = "test",
     batch: Annotated[
-        int, typer.Option(min=1, max=BATCH_TEXTS, help="Texts of one call.")
+        int, typer.Option(min=1, max=BATCH_TEXTS, help="Texts per call.")
     ] = BATCH_TEXTS,
     as_json: Json = False,
 ) -> None:
@@ -183,21 +186,21 @@ def compare(
 @migrate.command()
 @connected
 def switch(open_client: OpenClient, alias: AliasName, as_json: Json = False) -> None:
-    """Let the new model answer: requests that are sent afterwards get its vectors."""
+    """Serve the alias from the new model: requests that are sent afterwards get its vectors."""
     _print_moved(open_client().aliases.switch(alias), as_json)
 
 
 @migrate.command()
 @connected
 def rollback(open_client: OpenClient, alias: AliasName, as_json: Json = False) -> None:
-    """Let the model before the switch answer again. The change stays under way."""
+    """Serve the alias from the previous model again. The change stays in progress."""
     _print_moved(open_client().aliases.rollback(alias), as_json)
 
 
 @migrate.command()
 @connected
 def finish(open_client: OpenClient, alias: AliasName, as_json: Json = False) -> None:
-    """End a change: keep the model that answers now, and forget the other one."""
+    """End a change: keep the model that serves the alias now, and drop the other one."""
     found = open_client().aliases.finish(alias)
     if as_json:
         emit(asdict(found))
@@ -215,7 +218,7 @@ def status(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Show changes under way, and their jobs as far as this machine can read them."""
+    """Show changes in progress, and their jobs if this machine can read them."""
     client = open_client()
     found = [client.aliases.get(alias)] if alias else client.aliases.list()
     changing = [one for one in found if one.other_model]
@@ -245,7 +248,7 @@ def _both(alias: Alias) -> tuple[str, str]:
     if alias.previous_model:
         return alias.previous_model, alias.model
     raise InvalidInput(
-        f"alias {alias.name}: no change is under way: `shoal migrate start {alias.name} --to "
+        f"alias {alias.name}: no change is in progress: `shoal migrate start {alias.name} --to "
         "MODEL` begins one",
         field="alias",
     )

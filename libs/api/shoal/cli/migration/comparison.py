@@ -38,8 +38,8 @@ def read_folder(folder: Path, split: str, sample: int) -> Retrieval:
 
 
 def read_files(queries: Path, corpus: str, column: str, sample: int) -> Retrieval:
-    """Return queries, one a line or in a column `text`, and a sample of the texts of a Parquet file
-    or lines of JSON. Raises BadParameter, InputError, JobError.
+    """Return queries, one per line or in a column `text`, and a sample of the texts of a Parquet
+    file or lines of JSON. Raises BadParameter, InputError, JobError.
     """
     records = records_of(queries, Selection(None, None, skips_invalid=False))
     if not 1 <= len(records) <= MAX_QUERIES:

@@ -116,7 +116,7 @@ def _pin(open_client: OpenClient, model: ModelId, as_json: Json = False) -> None
 @models.command("unpin")
 @connected
 def _unpin(open_client: OpenClient, model: ModelId, as_json: Json = False) -> None:
-    """Let a model be evicted again."""
+    """Allow the eviction of a pinned model again."""
     _report_state(open_client().models.pin(model, False), as_json)
 
 

@@ -108,8 +108,11 @@ def _print(
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Gives a function that says whether Ctrl-C was pressed. A KeyboardInterrupt may get lost: in a
-    destructor it is only printed."""
+    """Yield a function that returns whether Ctrl-C was pressed.
+
+    A signal handler is used because a KeyboardInterrupt that is raised in a destructor is printed
+    and then lost.
+    """
     pressed = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
     try:

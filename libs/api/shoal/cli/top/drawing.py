@@ -22,8 +22,11 @@ _MIN_NAME_WIDTH = 24
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """A table. `flexible`: the shares of the first columns in the width that the others leave; the
-    others are narrow.
+    """A table.
+
+    Attributes:
+        flexible: The shares of the first columns in the width that the others leave; the others are
+            narrow.
     """
 
     columns: tuple[str, ...]

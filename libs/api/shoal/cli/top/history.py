@@ -36,7 +36,11 @@ class PoolLine:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLine:
-    """A worker. `busy`: the share of the last seconds in which its device computed."""
+    """A worker.
+
+    Attributes:
+        busy: The share of the last seconds in which its device computed.
+    """
 
     worker_id: str
     pool: str
@@ -52,8 +56,10 @@ class WorkerLine:
 
 @dataclass(frozen=True, slots=True)
 class LaneLine:
-    """A lane. `tokens_per_second`: those that have left the lane; all tokens of lanes are estimated
-    from bytes.
+    """A lane.
+
+    Attributes:
+        tokens_per_second: Tokens that left the lane, estimated from bytes as all tokens of lanes.
     """
 
     pool: str
@@ -68,8 +74,10 @@ class LaneLine:
 
 @dataclass(frozen=True, slots=True)
 class ModelLine:
-    """A model in or on its way to memory, or failed. `tokens_per_second`: the measured throughput
-    of its workers, added up.
+    """A model in or on its way to memory, or failed.
+
+    Attributes:
+        tokens_per_second: The measured throughput of its workers, added up.
     """
 
     model: str

@@ -15,8 +15,8 @@ from libs.models.images.processing import ImageProcessing
 from libs.models.images.vlm.connectors import LinearConnector, linear_of
 from libs.models.images.vlm.families.family import SIGLIP, Files, State, VisionLanguageSpec, siglip
 from libs.models.images.vlm.heads import vectors_of_tokens
+from libs.models.images.vlm.image_converter import OneSize
 from libs.models.images.vlm.parts import Frame, Prompts
-from libs.models.images.vlm.pictures import OneSize
 from libs.models.text.tokenising.text import special_token
 from libs.models.weights import SINGLE, HeadRule, Maybe, Rule
 
@@ -56,7 +56,7 @@ def spec(files: Files) -> VisionLanguageSpec:
         processing=processing,
         connector=partial(_connector, encoder.hidden, width),
         heads=vectors_of_tokens,
-        pictures=OneSize(processing, patches, _MARK, rows),
+        image_converter=OneSize(processing, patches, _MARK, rows),
         prompts=_prompts(files),
         mark=_MARK,
     )

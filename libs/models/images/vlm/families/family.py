@@ -19,8 +19,8 @@ from libs.models.images.processing import ImageProcessing
 from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Connector
 from libs.models.images.vlm.heads import Use
+from libs.models.images.vlm.image_converter import ImageConverter
 from libs.models.images.vlm.parts import Prompts
-from libs.models.images.vlm.pictures import Pictures
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EncoderSpec
 from libs.models.text.processing.static import TokenWeights
@@ -51,20 +51,25 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class VisionLanguageSpec:
-    """A checkpoint's parts.
+    """The components of a vision-language model, as its checkpoint describes them.
 
     Attributes:
         text: The config.json of the text encoder.
-        encoder: Encoder of the tower, as `patches` and `processing`.
-        connector: Built from the tensors of `Family.CONNECTOR`.
-        heads: By name, built from the tensors of `Family.HEADS` and the text encoder.
-        mark: The image token.
-        framed: The tokenizer's special tokens surround `prompts`.
-        spare_layers: Layers of the text encoder beyond config.json's count, which are dropped (they
-            predict further tokens).
+        encoder: The layers of the image tower.
+        patches: How the image tower divides an image into patches.
+        processing: How images are resized and normalised for the image tower.
+        connector: Builds the connector (image tower to text encoder) from the tensors of
+            `Family.CONNECTOR`.
+        heads: Builds the heads, by name, from the tensors of `Family.HEADS` and the text encoder.
+        image_converter: Converts images to tower inputs, and counts their tokens.
+        prompts: The texts before and after the parts of an item.
+        mark: The image token, such as "<image>".
+        framed: Whether the tokenizer's special tokens are added around `prompts`.
+        spare_layers: Number of layers in the checkpoint beyond config.json's count. They predict
+            further tokens (multi-token prediction) and are not loaded.
         unused: Name prefixes of tensors that the text encoder does not read.
-        weights: Built from the tensors of `Family.HEADS`, for models with texts that need no
-            forward.
+        weights: Builds the weights of tokens from the tensors of `Family.HEADS`, for models that
+            encode texts without a forward pass; None for other models.
     """
 
     text: Mapping[str, object]
@@ -73,7 +78,7 @@ class VisionLanguageSpec:
     processing: ImageProcessing
     connector: Callable[[State, torch.dtype], Connector]
     heads: Callable[[State, PackedEncoder], Mapping[str, ModelHead]]
-    pictures: Pictures
+    image_converter: ImageConverter
     prompts: Prompts
     mark: str
     framed: bool = False

@@ -71,18 +71,22 @@ def spec(files: Files) -> VisionLanguageSpec:
     texts, images = files.config.part("text_config"), files.config.part("vision_config")
     side = images.size("spatial_merge_size", 2)
     encoder, patches = _tower(images)
-    pictures = SmartResize.from_config(
+    image_converter = SmartResize.from_config(
         files.images, patches, side, plain=False, mark=TEXT, pixels=(_LEAST, _MOST), enlarges="both"
     )
-    pictures = replace(pictures, least=-(-pictures.least // _FRAMES), most=pictures.most // _FRAMES)
+    image_converter = replace(
+        image_converter,
+        least=-(-image_converter.least // _FRAMES),
+        most=image_converter.most // _FRAMES,
+    )
     return VisionLanguageSpec(
         text=_text(texts),
         encoder=encoder,
         patches=BlockSpec(patches, side, frames=images.size("temporal_patch_size", 2)),
-        processing=pictures.processing,
+        processing=image_converter.processing,
         connector=partial(_merger, encoder.hidden, side, images.size("out_hidden_size", 1536)),
         heads=vectors_of_tokens,
-        pictures=pictures,
+        image_converter=image_converter,
         prompts=Prompts(Frame(), Frame(), Frame()),
         mark=MARK,
         spare_layers=1,

@@ -86,7 +86,7 @@ def spec_of(files: Files, *, is_bert: bool) -> VisionLanguageSpec:
         processing=tiles.processing,
         connector=partial(_connector, encoder.hidden, side, width),
         heads=vectors_of_tokens,
-        pictures=tiles,
+        image_converter=tiles,
         prompts=_prompts(files.processor, "<|begin_of_text|>" if is_bert else "<|im_start|>"),
         mark=MARK,
         framed=True,

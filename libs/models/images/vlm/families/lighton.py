@@ -22,8 +22,8 @@ from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Merger, Mergers, linear_of
 from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec
 from libs.models.images.vlm.heads import vectors_of_tokens
+from libs.models.images.vlm.image_converter import Laid
 from libs.models.images.vlm.parts import Frame, Prompts
-from libs.models.images.vlm.pictures import Laid
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec, Rope
 from libs.models.text.heads.linear import check_shape
 from libs.models.weights import SINGLE, HeadRule, Rule
@@ -108,7 +108,7 @@ def spec(files: Files) -> VisionLanguageSpec:
     texts, images = files.config.part("text_config"), files.config.part("vision_config")
     side = files.config.size("spatial_merge_size", 2)
     encoder, patches = _tower(images, texts.number("rms_norm_eps", 1e-6))
-    pictures = LongestSide(
+    image_converter = LongestSide(
         processing=ImageProcessing.unsized(
             files.images, "CLIPImageProcessor", Image.Resampling.BICUBIC
         ),
@@ -122,10 +122,10 @@ def spec(files: Files) -> VisionLanguageSpec:
         text={**texts.values, "model_type": "qwen3"},
         encoder=encoder,
         patches=BlockSpec(patches, side, frames=0, norm_eps=_EPS),
-        processing=pictures.processing,
+        processing=image_converter.processing,
         connector=partial(_merger, encoder.hidden, side**2, width),
         heads=vectors_of_tokens,
-        pictures=pictures,
+        image_converter=image_converter,
         prompts=Prompts(Frame(), Frame(), Frame()),
         mark=MARK,
     )

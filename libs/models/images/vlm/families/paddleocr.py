@@ -60,17 +60,17 @@ def spec(files: Files) -> VisionLanguageSpec:
     side = images.size("spatial_merge_size", 2)
     encoder, patches = _tower(images)
     table = images.size("image_size", 384) // patches.patch
-    pictures = SmartResize.from_config(
+    image_converter = SmartResize.from_config(
         files.images, patches, side, plain=False, mark=TEXT, pixels=(_LEAST, _MOST), enlarges="each"
     )
     return VisionLanguageSpec(
         text=_text(texts),
         encoder=encoder,
         patches=BlockSpec(patches, side, frames=0, table=table, corners=False),
-        processing=pictures.processing,
+        processing=image_converter.processing,
         connector=partial(_merger, encoder.hidden, side**2, texts.size("hidden_size")),
         heads=vectors_of_tokens,
-        pictures=pictures,
+        image_converter=image_converter,
         prompts=Prompts(Frame(), Frame(), Frame()),
         mark=MARK,
     )

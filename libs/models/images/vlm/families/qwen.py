@@ -122,17 +122,17 @@ def spec(files: Files) -> VisionLanguageSpec:
     encoder, block, taps = _tower(images, kind)
     width = texts.size("hidden_size")
     is_hf = files.config.text("model_type") == "colqwen2"
-    pictures = SmartResize.from_config(files.images, block.patches, block.side, plain=is_hf)
+    image_converter = SmartResize.from_config(files.images, block.patches, block.side, plain=is_hf)
     if files.config.text("model_type") == _TOMORO:
-        pictures = replace(pictures, most=_MAX_TOKENS * pictures.square**2)
+        image_converter = replace(image_converter, most=_MAX_TOKENS * image_converter.square**2)
     return VisionLanguageSpec(
         text={**_text(texts, kind), **({"is_causal": False} if named == _NEMOTRON else {})},
         encoder=encoder,
         patches=block,
-        processing=pictures.processing,
+        processing=image_converter.processing,
         connector=partial(_mergers, encoder.hidden * block.side**2, width, taps),
         heads=_heads(files),
-        pictures=pictures,
+        image_converter=image_converter,
         prompts=_conversation(files.use, kind)
         if files.use in ("dense", "score")
         else _prompts(files, is_hf),

@@ -33,17 +33,18 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class WordPlaces:
-    """The head's input for a sequence (`Sequence.input`). Rows count from the sequence's first
-    token."""
+    """The head's input for a sequence (`Sequence.input`): which of its rows of hidden states
+    represent words, labels and relations. Row 0 is the sequence's first token.
+    """
 
     pieces: Ids
-    """Tokens of the text's words."""
+    """Rows of all tokens of the text's words."""
     sizes: Ids
     """Number of tokens of each word."""
     labels: Ids
-    """Tokens with states that represent labels."""
+    """Row of each label's token."""
     relations: Ids
-    """Tokens with states that represent relations."""
+    """Row of each relation's token."""
     own_labels: tuple[Label, ...] = ()
     """Replaces `labels` where labels have a separate encoder."""
 

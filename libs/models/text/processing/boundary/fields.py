@@ -64,7 +64,7 @@ class StructureReader:
         threshold: float,
         bound: RecordBound,
     ) -> None:
-        """Raises InvalidInput for more records than `bound` allows."""
+        """Raise InvalidInput for more records than `bound` allows."""
         self._asked, self._scores, self._frame, self._choices = asked, scores, frame, choices
         self._threshold, self._bound = threshold, bound
         self._records = records_of(asked, scores, threshold, bound)

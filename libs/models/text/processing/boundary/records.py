@@ -77,7 +77,7 @@ def records_of(
     ]
     for field, shares in zip(asked.fields[1:], scores.shares[1:], strict=True):
         likely = shares[best_first]
-        filled = _one_each(likely) if field.single else _several(likely, threshold)
+        filled = _one_each(likely) if field.single else _spans_by_record(likely, threshold)
         for record, own in zip(found, filled, strict=True):
             record.append(own)
     made = [
@@ -93,8 +93,10 @@ def _one_each(likely: Array) -> list[list[tuple[int, float]]]:
     return [[(int(column), float(row[column]))] for row, column in zip(likely, chosen, strict=True)]
 
 
-def _several(likely: Array, threshold: float) -> list[list[tuple[int, float]]]:
-    """Return for each record the spans that reach the threshold and are most likely in it."""
+def _spans_by_record(likely: Array, threshold: float) -> list[list[tuple[int, float]]]:
+    """Assign each span that reaches the threshold to its most likely record, and return the pairs
+    of a span and its score for each record.
+    """
     if not len(likely):
         return []
     owners, best = likely.argmax(axis=0), likely.max(axis=0)

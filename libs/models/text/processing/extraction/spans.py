@@ -64,15 +64,16 @@ def word_candidates(scores: Array, threshold: float) -> Candidates:
 
 
 def word_candidates_by_label(scores: Array, threshold: float) -> Candidates:
-    """Return candidates as `word_candidates`, but one for each label with a threshold that the span
-    reaches."""
+    """Return one candidate for each pair of a span and a label with a score of at least
+    `threshold`; `word_candidates` returns only the best label of a span.
+    """
     tables = list(_tables(scores))
-    places = [np.nonzero(table >= threshold) for table in tables]
+    hits = [np.nonzero(table >= threshold) for table in tables]
     return Candidates(
-        starts=np.concatenate([starts for starts, _ in places]),
-        ends=np.concatenate([ends for _, ends in places]),
-        labels=np.repeat(np.arange(len(places)), [len(starts) for starts, _ in places]),
-        scores=np.concatenate([table[rows] for table, rows in zip(tables, places, strict=True)]),
+        starts=np.concatenate([starts for starts, _ in hits]),
+        ends=np.concatenate([ends for _, ends in hits]),
+        labels=np.repeat(np.arange(len(hits)), [len(starts) for starts, _ in hits]),
+        scores=np.concatenate([table[rows] for table, rows in zip(tables, hits, strict=True)]),
     )
 
 

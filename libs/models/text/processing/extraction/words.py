@@ -88,14 +88,14 @@ class _Split:
 
 
 class WordFrame:
-    """Tokenises texts word by word after a prompt.
+    """Builds input sequences of a prompt and a text, which is tokenised word by word.
 
     Args:
-        limit: The longest sequence in tokens.
+        limit: Maximum tokens of a sequence.
         max_words: Maximum words of a text.
         word: The pattern of a word, which contains no space.
-        lowercase: The model reads words in lower case.
-        framed: The model reads the tokenizer's special tokens around a text.
+        lowercase: Whether words are lower-cased.
+        framed: Whether the tokenizer's special tokens are added around the sequence.
     """
 
     def __init__(

@@ -38,8 +38,8 @@ class Laid:
     grid: Grid | None = None
 
 
-class Pictures(Protocol):
-    """Image input of a model. Thread-safe. `field`: the item's path, for errors."""
+class ImageConverter(Protocol):
+    """Converts the images of a model. Thread-safe. `field`: the item's path, for errors."""
 
     def lay(self, height: int, width: int, field: str) -> Laid:
         """Return the tokens of an image of this size. Raises InvalidInput if the model cannot
@@ -54,8 +54,11 @@ class Pictures(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OneSize:
-    """Each image becomes one tower input of the training size. `mark`: the image token; `rows`:
-    rows of the connector.
+    """Each image becomes one tower input of the training size.
+
+    Attributes:
+        mark: The image token.
+        rows: Rows of the connector.
     """
 
     processing: ImageProcessing
