@@ -94,12 +94,12 @@ class ContainerPod(Pod):
     def logs(self) -> str:
         return self._engine.podman("logs", self.name)
 
-    def wait_for(self, kind: str, seconds: float) -> None:
+    def wait_for(self, kind: str) -> None:
         def answers() -> bool:
             assert self.is_running(), f"{self.name} ended: {self.logs()[-3000:]}"
             return self.probe(kind)
 
-        wait_until(answers, min(seconds, 120.0), f"the {kind} of {self.name}")
+        wait_until(answers, 240.0, f"the {kind} of {self.name}")
 
     def probe(self, kind: str) -> bool:
         probe = self.container[kind]
