@@ -27,7 +27,7 @@ from PIL import Image
 from pyarrow import parquet
 from shoal.cli import console, plugins
 from shoal.cli.operation.tables import model_size
-from shoal.cli.options import MAX_SILENT_SECONDS, REACH_SECONDS, reachable
+from shoal.cli.options import BUSY_ROUTER_SECONDS, REACH_SECONDS, reachable
 from shoal.drawing import drawn
 from shoal.errors import CannotConnect, DeadlinePassed
 from shoal.results import Region
@@ -621,8 +621,8 @@ class LateClient:
 def test_router_that_answers_late_is_awaited() -> None:
     client = LateClient(2)
     reachable(cast(Any, client))
-    assert client.timeouts == [REACH_SECONDS, MAX_SILENT_SECONDS - REACH_SECONDS]
-    with pytest.raises(CannotConnect, match=f"127.0.0.1:1 within {MAX_SILENT_SECONDS:g} s"):
+    assert client.timeouts == [REACH_SECONDS, BUSY_ROUTER_SECONDS - REACH_SECONDS]
+    with pytest.raises(CannotConnect, match=f"127.0.0.1:1 within {BUSY_ROUTER_SECONDS:g} s"):
         reachable(cast(Any, LateClient(3)))
 
 

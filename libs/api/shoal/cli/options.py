@@ -33,7 +33,7 @@ PANEL = "Connection"
 # A command fails if no router can be connected within this time.
 REACH_SECONDS = 3.0
 # A command fails if a server refuses no connection, and does not answer within this time either.
-MAX_SILENT_SECONDS = 10.0
+BUSY_ROUTER_SECONDS = 10.0
 
 C = TypeVar("C", Client, AsyncClient)
 OpenClient = Callable[[], Client]
@@ -250,12 +250,14 @@ def _wait_for_answer(client: Client) -> None:
 
     Raises CannotConnect if it does not answer, or is a web server.
     """
-    silent = CannotConnect(f"no router answers at {client.address} within {MAX_SILENT_SECONDS:g} s")
+    silent = CannotConnect(
+        f"no router answers at {client.address} within {BUSY_ROUTER_SECONDS:g} s"
+    )
     explained = _explained(silent, client.address)
     if explained is not silent:
         raise explained from None
     try:
-        client.healthy(timeout=MAX_SILENT_SECONDS - REACH_SECONDS)
+        client.healthy(timeout=BUSY_ROUTER_SECONDS - REACH_SECONDS)
     except (CannotConnect, DeadlinePassed):
         raise silent from None
     except ShoalError:
