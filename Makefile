@@ -45,7 +45,7 @@ test: $(VENV)/.dev native k8s-tools ## Run the tests (real redis-server, real gR
 	@ran=0; failed=0; \
 	run() { \
 	  $(BIN)/python -m pytest "$$@" $(WITHOUT) $(ARGS); code=$$?; \
-	  case $$code in 0) ran=1;; 5) ;; *) failed=1;; esac; \
+	  case $$code in 0) ran=1;; 2) exit 2;; 5) ;; *) failed=1;; esac; \
 	}; \
 	run -m "not alone" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder; \
 	run -m alone; \

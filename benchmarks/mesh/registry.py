@@ -8,7 +8,7 @@ workers and of models:
 
 - heartbeat: CPU of the router and of Redis, and bytes to Redis, of one heartbeat
 - refresh: CPU of a router and of Redis, and bytes from Redis, of one refresh (one per second in
-every router and scheduler)
+  every router and scheduler)
 - memory of Redis
 
 From these it derives, for a number of routers (the heartbeats spread over them) and two schedulers,

@@ -2,9 +2,9 @@
 Reasons: docs/scaling.md.
 
 1. No call waits, and none fails because Redis is unavailable: the last answer holds for a minute,
-and after that it is at least the number of workers that were present.
+   and after that it is at least the number of workers that were present.
 2. Streams end by returning, when the process stops and every five minutes, because KEDA reconnects
-  slowly after any other end.
+   slowly after any other end.
 """
 
 from __future__ import annotations

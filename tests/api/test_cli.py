@@ -621,8 +621,8 @@ class LateClient:
 def test_router_that_answers_late_is_awaited() -> None:
     client = LateClient(2)
     reachable(cast(Any, client))
-    assert client.timeouts == [REACH_SECONDS, BUSY_ROUTER_SECONDS - REACH_SECONDS]
-    with pytest.raises(CannotConnect, match=f"127.0.0.1:1 within {BUSY_ROUTER_SECONDS:g} s"):
+    assert client.timeouts == [REACH_SECONDS, BUSY_ROUTER_SECONDS]
+    with pytest.raises(CannotConnect, match=r"127\.0\.0\.1:1 within 10 s"):
         reachable(cast(Any, LateClient(3)))
 
 

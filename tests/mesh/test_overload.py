@@ -72,8 +72,8 @@ async def test_overload_is_refused_with_retry_info_and_admitted_requests_are_ans
             ):
                 tally.add(loaded)
             check_endings(tally)
-            if sum(tally.refused.values()) > tally.offered / 4:
-                break
+            if len(tally.in_time) <= tally.offered / 2:
+                break  # the mesh is overloaded
         grown = sum(process.memory_info().rss for process in processes) - before
         await asyncio.gather(*(asker.ask(after, 180.0) for asker in askers))
         await asyncio.gather(*(asker.close() for asker in askers))

@@ -19,6 +19,7 @@ from tests.generation.served import write
 from tests.mesh.test_chat import edge, events, said
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.cluster import Cluster
+from tests.support.waiting import rounds
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -77,14 +78,14 @@ async def read_in_parts(
     """Read until every item has at least this number of deltas. Each answer must be complete, but
     its deltas are fewer if a process has no core while the text is generated.
     """
-    async with asyncio.timeout(300):
-        while True:
-            deltas, result = await read(client, SUMMARY, texts, task)
-            for item, one in enumerate(result):
-                assert joined(deltas, item) == one.text
-            counts = Counter(delta.item for delta in deltas)
-            if all(counts[item] >= least for item in range(len(texts))):
-                return deltas, result
+    for _ in rounds(10, f"every text came in {least} deltas"):
+        deltas, result = await read(client, SUMMARY, texts, task)
+        for item, one in enumerate(result):
+            assert joined(deltas, item) == one.text
+        counts = Counter(delta.item for delta in deltas)
+        if all(counts[item] >= least for item in range(len(texts))):
+            break
+    return deltas, result
 
 
 @pytest.mark.parametrize("name", [CHAT, SUMMARY, BEAMS])
@@ -182,12 +183,14 @@ async def test_slow_reader_gets_longer_deltas(mesh: Cluster) -> None:
 
 def test_blocking_client_streams_text(mesh: Cluster) -> None:
     with shoal.Client(mesh.address, timeout=300) as client:
-        deltas: list[Delta] = []
-        while len(deltas) < 2:  # fewer if a process has no core while the text is generated
+        # Fewer if a process has no core while the text is generated.
+        for _ in rounds(10, "a text came in two deltas"):
             *parts, result = client.extract_stream(SUMMARY, TEXTS[:1], LONG)
             assert isinstance(result, ExtractResult)
             deltas = [part for part in parts if isinstance(part, Delta)]
             assert joined(deltas, 0) == result[0].text
+            if len(deltas) >= 2:
+                break
 
 
 async def test_killed_workers_text_restarts(models: Path, tmp_path: Path) -> None:
@@ -195,8 +198,7 @@ async def test_killed_workers_text_restarts(models: Path, tmp_path: Path) -> Non
         async with shoal.AsyncClient(cluster.address, timeout=300) as client:
             task = shoal.ReadText(max_tokens=1500)
             (alone,) = await client.extract(SUMMARY, TEXTS[:1], task)
-            has_restarted = False
-            while not has_restarted:  # a test that waits for a core may kill them too late
+            for _ in rounds(10, "the workers were killed before the end of the text"):
                 parts: list[Delta] = []
                 result = None
                 async for part in client.extract_stream(SUMMARY, TEXTS[:1], task):
@@ -211,4 +213,5 @@ async def test_killed_workers_text_restarts(models: Path, tmp_path: Path) -> Non
                 assert result is not None
                 assert result[0].text == alone.text
                 assert joined(parts, 0) == alone.text
-                has_restarted = any(part.restarted for part in parts)
+                if any(part.restarted for part in parts):
+                    break

@@ -22,6 +22,7 @@ from tests.parity.image_repositories import TEXTS, write_repository
 from tests.support import pdfs
 from tests.support.cluster import Cluster
 from tests.support.peak import Peak
+from tests.support.waiting import rounds
 
 pytestmark = pytest.mark.alone
 
@@ -84,7 +85,7 @@ def drawing(
     is stopped in the middle of it, because a busy machine may leave the test without a core for
     longer than the drawing takes.
     """
-    while True:
+    for _ in rounds(10, "a document's process was stopped while it drew"):
         before = processor_seconds(mesh)
         sent = [threads.submit(encode, mesh, "hostile", Document(data, 1, 1)) for data in files]
         stopped: list[psutil.Process] = []
@@ -103,7 +104,8 @@ def drawing(
                 with suppress(psutil.NoSuchProcess):
                     process.resume()
         for one in sent:  # the test was late, so none may be in progress: send them again
-            one.exception(TIMEOUT)
+            with suppress(shoal.errors.InvalidInput):  # it may take more than its processor time
+                one.result(TIMEOUT)
 
 
 def test_texts_of_all_tenants_are_answered_before_a_slow_document(mesh: Cluster) -> None:

@@ -24,7 +24,7 @@ from tests.mesh.test_rolling import known_workers, wait_replaced
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support import pdfs
 from tests.support.cluster import Cluster
-from tests.support.waiting import wait_until
+from tests.support.waiting import rounds, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -204,14 +204,15 @@ async def test_encoders_are_served_during_generation(writers: Cluster) -> None:
             asyncio.create_task(client.extract(SUMMARY, [TEXTS[number % 3]], LONG))
             for number in range(8)
         ]
-        answers = 0
-        while answers <= 5 or not all(task.done() for task in going[4:]):
+        during = 0
+        while not all(task.done() for task in going[4:]):
             vectors = (await client.encode(ENCODER, TEXTS)).dense
             assert float(np.abs(vectors - wanted).max()) <= 1e-5
-            answers += 1
-            if answers == 5:
+            during += not all(task.done() for task in going[4:])
+            if during == 1:
                 for task in going[:4]:
                     task.cancel()
+        assert during >= 1, "the encoder's texts have waited for the end of the generation"
         written = await asyncio.gather(*going, return_exceptions=True)
         assert [one[0].text for one in written[4:] if not isinstance(one, BaseException)] == [
             alone[n % 3] for n in range(4, 8)
@@ -232,8 +233,7 @@ async def test_killed_workers_texts_are_generated_by_another(
     with Cluster(tmp_path, models=str(models[0]), workers=2) as cluster:
         async with shoal.AsyncClient(cluster.address, timeout=300) as client:
             alone = [(await client.extract(SUMMARY, [text], LONG))[0].text for text in TEXTS]
-            is_early = False
-            while not is_early:  # a test that waits for a core may kill it too late
+            for _ in rounds(10, "a worker was killed before any text was complete"):
                 going = [
                     asyncio.create_task(client.extract(SUMMARY, [TEXTS[number % 3]], LONG))
                     for number in range(6)
@@ -243,5 +243,6 @@ async def test_killed_workers_texts_are_generated_by_another(
                 await asyncio.to_thread(cluster.kill, cluster.workers[0])
                 found = await asyncio.gather(*going)
                 assert [one[0].text for one in found] == [alone[number % 3] for number in range(6)]
-                if not is_early:
-                    await asyncio.to_thread(start_again, cluster, cluster.workers[0])
+                if is_early:
+                    break
+                await asyncio.to_thread(start_again, cluster, cluster.workers[0])

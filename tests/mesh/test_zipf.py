@@ -167,24 +167,24 @@ def ask(client: shoal.Client, model: str, text: str) -> Asked:
 
 
 def ask_in_turn(
-    client: shoal.Client, wanted: Iterator[tuple[str, str]], check_cancelled: Callable[[int], bool]
+    client: shoal.Client, wanted: Iterator[tuple[str, str]], goes_on: Callable[[int], bool]
 ) -> list[Asked]:
     asked = []
     for model, text in wanted:
         asked.append(ask(client, model, text))
-        if not check_cancelled(len(asked)):
+        if not goes_on(len(asked)):
             break
     return asked
 
 
 def ask_at_once(
-    client: shoal.Client, wanted: Iterator[tuple[str, str]], check_cancelled: Callable[[int], bool]
+    client: shoal.Client, wanted: Iterator[tuple[str, str]], goes_on: Callable[[int], bool]
 ) -> list[Asked]:
     lock, counted = threading.Lock(), itertools.count()
 
     def one_of_many(_: int) -> list[Asked]:
         asked = []
-        while check_cancelled(next(counted)):
+        while goes_on(next(counted)):
             with lock:
                 model, text = next(wanted)
             asked.append(ask(client, model, text))

@@ -211,7 +211,7 @@ class Cluster:
 
         def is_seen() -> bool:
             try:
-                seen = mesh.GetMesh(mesh_pb2.GetMeshRequest()).mesh
+                seen = mesh.GetMesh(mesh_pb2.GetMeshRequest(), timeout=timeout).mesh
             except grpc.RpcError as error:
                 if error.code() in _PASSING:
                     return False
@@ -262,12 +262,3 @@ class Cluster:
                 "SHOAL_EDGE_ID": name,
             }
         return self._environment | {"SHOAL_WORKER_ID": name}
-
-
-def _listens(port: int) -> bool:
-    """Return whether a process accepts connections at a port of this machine."""
-    try:
-        socket.create_connection(("127.0.0.1", port), 10).close()
-    except OSError:
-        return False
-    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -20,6 +20,16 @@ def wait_until(
         if time.monotonic() > end:
             raise AssertionError(f"waited {timeout:g} s for {what}")
         time.sleep(0.02)
+
+
+def rounds(most: int, what: str) -> Iterator[int]:
+    """Yield round numbers until the caller breaks off; fail after `most` rounds, naming `what`.
+
+    For what a machine that leaves the test without a core can prevent in one round, but not in
+    each.
+    """
+    yield from range(most)
+    raise AssertionError(f"not once in {most} rounds: {what}")
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:

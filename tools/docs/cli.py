@@ -49,4 +49,6 @@ def _expand(command: Any) -> None:
         if not isinstance(loaded, typer.Typer):
             function, loaded = loaded, typer.Typer(add_completion=False)
             loaded.command()(function)
-        group.commands[name] = typer.main.get_command(loaded)
+        made = typer.main.get_command(loaded)
+        made.name = name
+        group.commands[name] = made

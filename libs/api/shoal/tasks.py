@@ -164,7 +164,8 @@ class Classify:
     """Score labels for each item.
 
     Attributes:
-        labels: Required by zero-shot models; for other models a subset of the model's labels.
+        labels: Required by zero-shot and embedding models; for other models a subset of the model's
+            labels.
         multi_label: Score each label independently (sigmoid) instead of against the others
             (softmax). Default: as the model's configuration says.
         threshold: Minimum score. Default: none.

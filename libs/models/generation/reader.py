@@ -150,7 +150,7 @@ def refuse_tools(work: GenerationWork, card: Card) -> None:
 
 
 def refuse_sampling(work: GenerationWork, card: Card) -> None:
-    """Raise TaskNotSupported for sampling. Called for models that always return the likeliest
+    """Raise TaskNotSupported for sampling. Called for models that always return the most likely
     answer in a fixed format.
     """
     if not isinstance(work, TextWork):

@@ -250,8 +250,8 @@ def refuse_late(
     1. A request with nothing ahead of it is admitted however large it is: a speed measured on small
       batches is far too low for a large one, and the work may as well begin.
     2. Any other request must fit its queueing time and that of its batch into PLANNED_TIME_SHARE of
-    its remaining time. In a lane that has been backlogged its own work counts in full, because
-    batches are full there.
+       its remaining time. In a lane that has been backlogged its own work counts in full, because
+       batches are full there.
 
     The retry delay is the time until the lane is half as full as allowed; `retry_slots.py` spreads
     the retries.

@@ -30,10 +30,10 @@ from shoal.transport.addresses import DEFAULT_ADDRESS, DEFAULT_PORT
 from shoal.transport.trust import Tls, TokenFile
 
 PANEL = "Connection"
-# A command fails if no router can be connected within this time.
+# A command fails if every router refuses its connection for this time.
 REACH_SECONDS = 3.0
-# A command fails if a server refuses no connection, and does not answer within this time either.
-BUSY_ROUTER_SECONDS = 10.0
+# A router that accepts connections and is busy gets this much more time to answer.
+BUSY_ROUTER_SECONDS = 7.0
 
 C = TypeVar("C", Client, AsyncClient)
 OpenClient = Callable[[], Client]
@@ -251,13 +251,13 @@ def _wait_for_answer(client: Client) -> None:
     Raises CannotConnect if it does not answer, or is a web server.
     """
     silent = CannotConnect(
-        f"no router answers at {client.address} within {BUSY_ROUTER_SECONDS:g} s"
+        f"no router answers at {client.address} within {REACH_SECONDS + BUSY_ROUTER_SECONDS:g} s"
     )
     explained = _explained(silent, client.address)
     if explained is not silent:
         raise explained from None
     try:
-        client.healthy(timeout=BUSY_ROUTER_SECONDS - REACH_SECONDS)
+        client.healthy(timeout=BUSY_ROUTER_SECONDS)
     except (CannotConnect, DeadlinePassed):
         raise silent from None
     except ShoalError:

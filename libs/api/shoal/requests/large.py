@@ -76,7 +76,7 @@ class Rows:
 
     def put(self, first: int, rows: Numbers) -> Numbers:
         """Copy rows to their place and return a view of them there; if they are all rows,
-        returns them uncopied. Raises InternalError if they do not fit."""
+        return them uncopied. Raises InternalError if they do not fit."""
         if len(rows) == self._items:
             return rows
         with self._lock:

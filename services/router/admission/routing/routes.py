@@ -4,10 +4,10 @@ backlog in, a lane out.
 Called by `controller.py` before any other decision on a request.
 
 1. A model's pools are an order of preference. The first that would begin early enough gets the
-  request, whether it has the model, must load it, or must be started first.
+   request, whether it has the model, must load it, or must be started first.
 2. While one pool has the model and is in time, a stricter limit (MAX_COLD_WAIT_SHARE) holds for
-pools that must load it. So only requests with time left bring a model back to a better pool, and
-urgent ones go where it is resident.
+   pools that must load it. So only requests with time left bring a model back to a better pool, and
+   urgent ones go where it is resident.
 """
 
 from __future__ import annotations

@@ -242,11 +242,16 @@ class Runner:
             return any(model == other for other, _ in self._computing)
 
     def serves_others(self, caller: Caller) -> bool:
-        """Return whether a batch that was cut and is not over has sequences of another caller. Any
-        thread.
+        """Return whether a batch that was cut and is not over has sequences of another caller. For
+        interactive work, only other interactive work counts. Any thread.
         """
+        _, is_bulk = caller
         with self._condition:
-            return any(callers - {caller} for _, callers in self._computing)
+            return any(
+                other != caller and (is_bulk or not other[1])
+                for _, callers in self._computing
+                for other in callers
+            )
 
     @property
     def busy_seconds(self) -> float:

@@ -62,15 +62,14 @@ whole job (86 ms seen for 666 items).
 
 GIL_RELEASE_SECONDS: Final = 1e-4
 
-REST_RATIO: Final = 2.0
-"""While the device computes a batch of another caller, a thread rests this many seconds for each
-second it has worked. Forward passes on a CPU need the same cores, and on every device the
-interpreter lock hundreds of times: next to a thread that holds it they take two to three times as
-long.
+REST_SECONDS: Final = 0.01
+"""How long a thread sleeps instead while the device computes a batch of another caller. Forward
+passes on a CPU need the same cores, and on every device the interpreter lock hundreds of times:
+next to a thread that holds it they take two to three times as long.
 """
 
-MAX_REST_SECONDS: Final = 0.01
-"""Maximum length of one rest."""
+REST_AFTER_SECONDS: Final = 0.05
+"""A thread works this long on a portion before it rests, so only large ones take longer."""
 
 Size = Callable[[HeldJob], int]
 """Returns the bytes by which jobs share the cost of a portion."""
@@ -79,7 +78,7 @@ GiveWay = Callable[[], None]
 """A yield point, to be called often. Returns when the jobs of less-served callers are prepared."""
 
 ServesOthers = Callable[[Caller], bool]
-"""Returns whether the device computes a batch with work of another caller than this one."""
+"""Returns whether the device computes work of another caller that should not wait for this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ class Preparation:
     Args:
         prepare: Called on the preparers' threads with jobs of one batch.
         clock: Monotonic seconds.
-        serves_others: While it returns true, a thread rests REST_RATIO of its time.
+        serves_others: While it returns true, a thread with a large portion rests.
         size: Returns the bytes by which jobs share the cost of a portion.
         rest: Suspends the calling thread for a number of seconds.
     """
@@ -280,26 +279,36 @@ class Preparation:
     def _run(self, portion: _Portion, caller: Caller, begun: tuple[Caller, ...]) -> None:
         run = _Run(caller, self._clock())
         charged = released_at = run.since
+        worked = 0.0
+
+        def release_lock() -> None:
+            """Sleep, if the thread has worked for long enough. The sleep is not charged."""
+            nonlocal charged, released_at, worked
+            now = self._clock()
+            if now - released_at < GIL_RELEASE_INTERVAL_SECONDS:
+                return
+            worked += now - released_at
+            rests = worked >= REST_AFTER_SECONDS and self._serves_others(caller)
+            self._rest(REST_SECONDS if rests else GIL_RELEASE_SECONDS)
+            released_at = self._clock()
+            charged += released_at - now
 
         def give_way() -> None:
-            nonlocal charged, released_at
-            worked = self._clock() - released_at
-            if worked >= GIL_RELEASE_INTERVAL_SECONDS:
-                rests = self._serves_others(caller)
-                self._rest(
-                    min(worked * REST_RATIO, MAX_REST_SECONDS) if rests else GIL_RELEASE_SECONDS
-                )
-                released_at = self._clock()
+            nonlocal charged, released_at, worked
             if self._is_slow:
+                release_lock()
                 return
             self._between_steps(run)
-            if not self._lines or len(begun) + 1 >= MAX_NESTED_PORTIONS:
-                return
-            self._charge(portion, run.since - charged)
-            while (taken := self._take_before(caller, begun)) is not None:
-                self._run(*taken, (*begun, caller))
+            if self._lines and len(begun) + 1 < MAX_NESTED_PORTIONS:
+                self._charge(portion, run.since - charged)
+                charged = run.since
+                while (taken := self._take_before(caller, begun)) is not None:
+                    self._run(*taken, (*begun, caller))
+                    worked += max(0.0, run.since - released_at)
+                    self._between_steps(run)
+                    charged = released_at = run.since
+            release_lock()
             self._between_steps(run)
-            charged = run.since
 
         self._between_steps(run)
         try:

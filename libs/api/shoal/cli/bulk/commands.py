@@ -248,7 +248,7 @@ def generate(
     temperature: Annotated[
         float | None,
         typer.Option(
-            min=0, max=10, help="Sampling temperature; 0: greedy decoding.", show_default=False
+            min=0, max=10, help="Sampling temperature; 0: no sampling.", show_default=False
         ),
     ] = None,
     seed: Annotated[

@@ -178,7 +178,7 @@ class _Serving:
         Priority | None,
         typer.Option(
             "--priority",
-            help="Interactive requests are served before bulk requests; default interactive.",
+            help="Bulk requests get a tenth of a busy lane, or all of an idle one.",
             rich_help_panel=SERVING,
         ),
     ] = None

@@ -69,9 +69,7 @@ TemplateValues = Annotated[
 ]
 Temperature = Annotated[
     float | None,
-    typer.Option(
-        min=0, max=10, help="Sampling temperature; 0: greedy decoding.", show_default=False
-    ),
+    typer.Option(min=0, max=10, help="Sampling temperature; 0: no sampling.", show_default=False),
 ]
 TopP = Annotated[
     float | None,

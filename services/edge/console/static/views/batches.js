@@ -41,7 +41,7 @@ export function BatchesView({ open }) {
   const [content, failure] = useBatches(limit);
   const isUnserved = failure?.status === 404;
   return html`<div class="view">
-    <div class="title"><h1>Batches</h1><span class="muted">${token() ? "of the tenant of your token" : "of callers without a token"}</span></div>
+    <div class="title"><h1>Batches</h1><span class="muted">${token() ? "of the tenant of your token" : "of the default tenant"}</span></div>
     ${isUnserved && html`<section class="card"><${Empty} heading="This edge serves no batches">It has no storage for files. Set SHOAL_BATCHES_URL.<//></section>`}
     ${failure && !isUnserved && html`<${Problem} failure=${failure} />`}
     ${!content && !failure && html`<p class="muted waiting" role="status">Loading the batches …</p>`}
