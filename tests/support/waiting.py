@@ -25,8 +25,7 @@ def wait_until(
 def rounds(most: int, what: str) -> Iterator[int]:
     """Yield round numbers until the caller breaks off; fail after `most` rounds, naming `what`.
 
-    For what a machine that leaves the test without a core can prevent in one round, but not in
-    each.
+    For conditions that a machine without a free core can prevent in one round, but not in each.
     """
     yield from range(most)
     raise AssertionError(f"not once in {most} rounds: {what}")

@@ -24,7 +24,7 @@ MAX_DELAY_SECONDS: Final = 0.1
 """The maximum delay that such an input may cause for other callers, in seconds of CPU time."""
 
 MAX_PAUSE_SECONDS: Final = 10.0
-"""Within this time each answer comes, whatever else the machine does."""
+"""Each answer arrives within this time, whatever else the machine does."""
 
 
 @dataclass(frozen=True)
