@@ -413,7 +413,10 @@ async def test_failed_load_frees_its_weights(tmp_path: Path) -> None:
 
 
 def test_loading_and_unloading_does_not_grow_the_process(tmp_path: Path) -> None:
-    """Load and unload a real checkpoint of 16 MB repeatedly."""
+    """Load and unload a real checkpoint of 8 MB repeatedly. If every load leaked, the process would
+    grow by the size of 20 models. Each of the two loading threads has its own arena, and malloc may
+    keep a freed model's pages in it.
+    """
     write_checkpoint(
         "bert",
         tmp_path / "org" / "real",
@@ -429,4 +432,4 @@ def test_loading_and_unloading_does_not_grow_the_process(tmp_path: Path) -> None
     )
     # The minimum of several: a loading thread may end a little later, and keeps the model until
     # then.
-    assert min(taken[-8:]) - min(taken[4:12]) < size, [one >> 20 for one in taken]
+    assert min(taken[-8:]) - min(taken[4:12]) < 3 * size, [one >> 20 for one in taken]
