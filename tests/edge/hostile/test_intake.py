@@ -83,6 +83,21 @@ def test_exact_counts_match_the_decoded_value(
         assert walked.values >= expected.values
 
 
+@pytest.mark.parametrize("shortest", [1, 16])
+def test_runs_of_short_values_count_like_the_values_one_by_one(
+    shortest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(500):
+        random = Random(number)
+        run: list[Any] = random.choices((1, True, None, {}, [], ""), k=random.randrange(60))
+        body = msgspec.msgpack.encode([value(random), *run, [value(random), *run]])
+        body = body[: random.choice((len(body), random.randrange(len(body))))]  # some are cut
+        monkeypatch.setattr(counting, "_MIN_RUN", shortest)
+        in_runs = count_objects(body, is_msgpack=True)
+        monkeypatch.setattr(counting, "_MIN_RUN", len(body) + 1)
+        assert in_runs == count_objects(body, is_msgpack=True), body
+
+
 def test_punctuation_within_texts_is_not_counted() -> None:
     text = '[{",' * MAX_OBJECTS
     count = count_objects(json.dumps([text, "\\" * 99_999, text]).encode(), is_msgpack=False)
