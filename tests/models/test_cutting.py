@@ -192,6 +192,32 @@ def test_tokenizer_that_may_look_at_anything_is_given_the_whole(name: str) -> No
     assert part.is_whole
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("side", ["end", "start"])
+def test_kept_tokens_of_an_endless_word_equal_those_of_the_whole_text(
+    monkeypatch: pytest.MonkeyPatch, name: str, side: Truncation
+) -> None:
+    monkeypatch.setattr(cutting, "FAR_CHARACTERS", 4000)
+    text, plain = _processor(name), TOKENIZERS[name]()
+    plain.enable_truncation(LIMIT, direction="right" if side == "end" else "left")
+    for one in ("``", "...", "=", "a", "copying", "1234567", "中文字符", "e\u0301", "\U0001f44d"):
+        endless = one * (20_000 // len(one)) + "b"
+        [sequence] = text.encode([endless], side, _where)
+        assert sequence.ids.tolist() == plain.encode(endless).ids, one
+
+
+@pytest.mark.parametrize("side", ["end", "start"])
+@pytest.mark.parametrize("name", ["qwen", "roberta", "looks ahead", "llama", "gemma", "t5"])
+def test_endless_word_costs_at_most_far_characters(name: str, side: Truncation) -> None:
+    """A word of 1.4 million characters took a worker 360 MiB."""
+    for before, after in (("", ""), ("copying: ", " and")):
+        [part] = Cutter(TOKENIZERS[name]()).parts(
+            ["copying" * 100_000], LIMIT, side, never_cancelled, before=before, after=after
+        )
+        assert not part.is_whole
+        assert LIMIT < len(part.encoding) < 2 * cutting.FAR_CHARACTERS
+
+
 def test_around_a_text_everything_stays() -> None:
     """Text before and after, as in a chat template, is not cut."""
     before, after = "copying: ", " and modification."

@@ -7,6 +7,8 @@ Tokenizers work locally: the tokens of a word depend only on its neighbourhood.
 2. While these are too few, a longer part is tokenised.
 3. The whole text is tokenised if a normaliser or pre-tokeniser is not known to work locally
    (`_Reach`), and if the text is a single word, because its tokens may depend on its last letter.
+4. Such a text of more than FAR_CHARACTERS is shortened nevertheless if that leaves enough tokens,
+   because the library takes some 260 bytes per character of a text of punctuation.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ MARGIN: Final = 256
 """
 
 NEAR: Final = 64
+FAR_CHARACTERS: Final = 1 << 17
+"""Characters from which on all tokens count, except NEAR tokens at the cut, even within a word."""
 _MAX_MARKS: Final = 1024
 _MARK: Final = "▁"
 """The metaspace, which represents a space in SentencePiece's tokens."""
@@ -250,6 +254,7 @@ class Cutter:
                         before,
                         after,
                         frame=frame,
+                        placed=placed,
                         shared=shared,
                     )
 
@@ -263,33 +268,32 @@ class Cutter:
         after: str,
         *,
         frame: bool,
+        placed: bool,
         shared: dict[str, Part] | None,
     ) -> Part:
         """Encode a long text. `shared` is the last long text's result, which is reused if both are
         cut to the same prompt and no text.
         """
-        size = self.ordinary(most)
+        size, is_start = self.ordinary(most), side == "start"
+        is_framed = bool(before if is_start else after)
         while size < len(text):
             check_cancelled()
-            cut = self._cut(
-                text,
-                size,
-                is_start=side == "start",
-                is_framed=bool(before if side == "start" else after),
-            )
+            is_far = size >= FAR_CHARACTERS
+            cut = self._cut(text, size, is_start=is_start, is_framed=is_framed)
+            if cut is None and is_far:
+                cut = _cut_anywhere(text, size, is_start=is_start, is_framed=is_framed)
             if cut is None:
-                break
+                if is_far or len(text) <= FAR_CHARACTERS:
+                    break
+                size = FAR_CHARACTERS
+                continue
             begin, end = cut
             shorter = f"{before}{text[:begin]}{text[end:]}{after}"
             if shared is not None and shorter in shared:
                 return shared[shorter]
             encoding = self._encode(shorter, frame=frame)
             seam = len(before) + begin
-            if (
-                self._last(encoding, seam)
-                if side == "start"
-                else self._first(encoding, shorter, seam)
-            ) > most:
+            if self._kept(encoding, shorter, seam, is_start=is_start, is_far=is_far) > most:
                 part = Part(encoding, is_whole=False, before=0 if begin else end)
                 if shared is not None:
                     shared.clear()
@@ -297,13 +301,14 @@ class Cutter:
                 return part
             size *= 2
         check_cancelled()
-        return Part(self._encode(before + text + after, frame=frame))
+        return Part(self._encode(before + text + after, frame=frame, placed=placed))
 
-    def _encode(self, text: str, *, frame: bool) -> Encoding:
+    def _encode(self, text: str, *, frame: bool, placed: bool = True) -> Encoding:
         """Encode a batch of one, because `encode` would hold the GIL, and so block the device
-        thread, until it returns.
+        thread, until it returns. Without offsets this takes two thirds of the memory.
         """
-        encoding: Encoding = self._tokenizer.encode_batch([text], add_special_tokens=frame)[0]
+        encode = self._tokenizer.encode_batch if placed else self._tokenizer.encode_batch_fast
+        encoding: Encoding = encode([text], add_special_tokens=frame)[0]
         return encoding
 
     def _cut(
@@ -314,15 +319,27 @@ class Cutter:
         """
         if not (self._reach.backward if is_start or is_framed else self._reach.forward):
             return None
-        if not (is_start or is_framed):
-            return size, len(text)
-        kept = MIN_CUT_CHARACTERS // 4
-        begin = (kept if is_framed else 0) if is_start else size
-        end = len(text) - (size if is_start else kept)
+        cut = _cut_anywhere(text, size, is_start=is_start, is_framed=is_framed)
+        if cut is None or not (is_start or is_framed):
+            return cut
+        begin, end = cut
         if is_framed:
             begin = _border(text, begin, begin + size)
-        end = _border(text, end, end + kept // 2)
+        end = _border(text, end, end + MIN_CUT_CHARACTERS // 8)
         return (begin, end) if 0 <= begin < end else None
+
+    def _kept(
+        self, encoding: Encoding, text: str, seam: int, *, is_start: bool, is_far: bool
+    ) -> int:
+        """Return the number of tokens on the kept side that do not depend on the other side; with
+        `is_far`, all but NEAR tokens at the seam.
+        """
+        found = self._last(encoding, seam) if is_start else self._first(encoding, text, seam)
+        if not is_far:
+            return found
+        rows, (starts, _) = _own(encoding), _offsets(encoding)
+        before = int(np.count_nonzero(starts[rows] < seam))
+        return max(found, (len(rows) - before if is_start else before) - NEAR)
 
     def _first(self, encoding: Encoding, text: str, seam: int) -> int:
         """Return the number of first tokens that do not depend on the text after the seam (the
@@ -371,6 +388,15 @@ def _own(encoding: Encoding) -> NDArray[np.int64]:
 def _offsets(encoding: Encoding) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     found = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
+
+
+def _cut_anywhere(
+    text: str, size: int, *, is_start: bool, is_framed: bool
+) -> tuple[int, int] | None:
+    """Return a range to remove as `Cutter._cut` does, without regard to words."""
+    kept = MIN_CUT_CHARACTERS // 4 if is_framed else 0
+    begin, end = (kept, len(text) - size) if is_start else (size, len(text) - kept)
+    return (begin, end) if begin < end else None
 
 
 def _border(text: str, begin: int, end: int) -> int:
