@@ -75,7 +75,7 @@ async def test_killed_master_returns_as_a_replica_without_lost_requests(tmp_path
                     120,
                     "the old master to follow",
                 )
-                await more(50, "answers after the old master came back")
+                await more(50, "answers after the old master returned")
             assert sentinels.master() != before
             await asyncio.to_thread(
                 wait_until,

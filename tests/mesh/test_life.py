@@ -41,7 +41,7 @@ def test_model_is_loaded_pinned_and_evicted_by_order(client: shoal.Client) -> No
     assert not client.models.pin(name, pinned=False).places[0].pinned
     assert client.models.evict(name)
     wait_until(lambda: client.models.get(name).state == "cold", 60, "the model to be unloaded")
-    dense = client.encode(name, ["it comes back when asked for"]).dense
+    dense = client.encode(name, ["it is loaded again on request"]).dense
     assert dense is not None
     wait_until(lambda: client.models.get(name).state == "resident", 60, "its report")
 

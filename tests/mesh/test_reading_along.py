@@ -78,7 +78,7 @@ async def read_in_parts(
     """Read until every item has at least this number of deltas. Each answer must be complete, but
     its deltas are fewer if a process has no core while the text is generated.
     """
-    for _ in rounds(10, f"every text came in {least} deltas"):
+    for _ in rounds(10, f"every text arrived in {least} deltas"):
         deltas, result = await read(client, SUMMARY, texts, task)
         for item, one in enumerate(result):
             assert joined(deltas, item) == one.text
@@ -184,7 +184,7 @@ async def test_slow_reader_gets_longer_deltas(mesh: Cluster) -> None:
 def test_blocking_client_streams_text(mesh: Cluster) -> None:
     with shoal.Client(mesh.address, timeout=300) as client:
         # Fewer if a process has no core while the text is generated.
-        for _ in rounds(10, "a text came in two deltas"):
+        for _ in rounds(10, "a text arrived in two deltas"):
             *parts, result = client.extract_stream(SUMMARY, TEXTS[:1], LONG)
             assert isinstance(result, ExtractResult)
             deltas = [part for part in parts if isinstance(part, Delta)]

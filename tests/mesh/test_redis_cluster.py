@@ -78,7 +78,7 @@ async def test_killed_master_of_a_cluster_loses_no_request(tmp_path: Path) -> No
                 await more(50, "answers after the failover")
                 assert redis.master_of(tag_of(MODEL)) != before
                 await asyncio.to_thread(redis.restore)
-                await more(50, "answers after the old master came back")
+                await more(50, "answers after the old master returned")
             with shoal.Client(cluster.address) as client:
                 wait_until(
                     lambda: all(not lane.queued_tokens for lane in client.mesh().lanes),

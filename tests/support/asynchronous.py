@@ -48,7 +48,7 @@ class FakeSubmission:
 
     def wait(self) -> None:
         self.is_awaited = True
-        assert self._ended.wait(60), "the fake device was not told to end the batch"
+        assert self._ended.wait(60), "the fake device did not receive the end of the batch"
         if self.error is not None:
             raise self.error
 

@@ -22,9 +22,10 @@ from typing import Any
 
 import pytest
 import yaml
-from shoal import Client, RetryPolicy, ShoalError
+from shoal import Client, ReadText, RetryPolicy, ShoalError
 
 from libs.telemetry import metrics
+from tests.generation import served
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.cluster import Cluster, lasting_port
 from tests.support.texts import texts
@@ -33,7 +34,7 @@ from tests.telemetry.prometheus import RULES, Prometheus, program, rules_file, s
 from tests.telemetry.receiver import receiving
 from tools.k8s import dashboards
 
-MODEL, BROKEN = "random/embed", "random/broken"
+MODEL, BROKEN, WRITER = "random/embed", "random/broken", "random/writer"
 COMPLETED_BATCH = 'shoal_http_batches_ended_total{status="completed"} > 0'
 ROOT = Path(__file__).resolve().parents[2]
 EXPRESSIONS: dict[str, str] = {
@@ -87,6 +88,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     write_checkpoint(
         "bert", directory / "models" / MODEL, hidden=128, layers=4, sentence=SentenceFiles()
     )
+    served.write("qwen3", directory / "models" / WRITER)
     (directory / "models" / BROKEN).mkdir()
     (directory / "models" / BROKEN / "config.json").write_text('{"model_type": "bert"}')
     (directory / "mesh").mkdir()
@@ -169,6 +171,7 @@ def _live(cluster: Cluster, prometheus: Prometheus) -> Seen:
 
         def all_have_data() -> bool:
             _over_http(cluster, MODEL)
+            client.extract(WRITER, ["a text"], ReadText(max_tokens=4))
             client.encode(MODEL, ["a text"])  # it is resident again, and workers wait for more
             queries.update({query: prometheus.query(query) for _, query in dashboards.queries()})
             queries[COMPLETED_BATCH] = prometheus.query(COMPLETED_BATCH)
