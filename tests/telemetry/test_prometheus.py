@@ -35,6 +35,8 @@ from tests.telemetry.receiver import receiving
 from tools.k8s import dashboards
 
 MODEL, BROKEN, WRITER = "random/embed", "random/broken", "random/writer"
+KEYS_AND_VALUES = "shoal_key_value_bytes"
+"""A series of generative models, which no panel shows."""
 COMPLETED_BATCH = 'shoal_http_batches_ended_total{status="completed"} > 0'
 ROOT = Path(__file__).resolve().parents[2]
 EXPRESSIONS: dict[str, str] = {
@@ -174,7 +176,8 @@ def _live(cluster: Cluster, prometheus: Prometheus) -> Seen:
             client.extract(WRITER, ["a text"], ReadText(max_tokens=4))
             client.encode(MODEL, ["a text"])  # it is resident again, and workers wait for more
             queries.update({query: prometheus.query(query) for _, query in dashboards.queries()})
-            queries[COMPLETED_BATCH] = prometheus.query(COMPLETED_BATCH)
+            for query in (COMPLETED_BATCH, KEYS_AND_VALUES):
+                queries[query] = prometheus.query(query)
             return all(map(_has_numbers, queries.values()))
 
         with suppress(AssertionError):  # the tests say which are missing
