@@ -54,12 +54,12 @@ def test_tiles_equal_transformers(settings: Mapping[str, object]) -> None:
         )
         raw = found["pixel_values"][0]
         got = ours.apply(np.asarray(image), "items[0]")
-        laid = ours.lay(*size, "items[0]")
-        assert len(got) == len(raw) == len(laid.rows)
-        assert laid.patches == 16 * len(raw)
+        tokens = ours.tokens_of_size(*size, "items[0]")
+        assert len(got) == len(raw) == len(tokens.rows)
+        assert tokens.patches == 16 * len(raw)
         (down,), (across,) = found["rows"][0], found["cols"][0]
-        assert laid.text.count("\n<fake") == (down if down else 0)
-        assert laid.text.count(f"_col_{across}>") == (down if across else 0)
+        assert tokens.text.count("\n<fake") == (down if down else 0)
+        assert tokens.text.count(f"_col_{across}>") == (down if across else 0)
         for mine, other in zip(got, raw, strict=True):
             np.testing.assert_array_equal(mine, other.transpose(1, 2, 0))
 
@@ -95,18 +95,18 @@ def test_squares_equal_transformers(settings: Mapping[str, object]) -> None:
         image = noise(*size)
         found = theirs(image, do_rescale=False, do_normalize=False)
         (got,) = ours.apply(np.asarray(image), "items[0]")
-        laid = ours.lay(*size, "items[0]")
+        tokens = ours.tokens_of_size(*size, "items[0]")
         rows, columns = got.shape[0] // side, got.shape[1] // side
         assert [1, rows, columns] == found["image_grid_thw"][0].tolist()
-        assert laid.patches == rows * columns == 4 * laid.rows[0]
-        assert laid.grid == (rows // 2, columns // 2)
+        assert tokens.patches == rows * columns == 4 * tokens.rows[0]
+        assert tokens.grid == (rows // 2, columns // 2)
         squares = got.reshape(rows // 2, 2, side, columns // 2, 2, side, 3).transpose(
             0, 3, 1, 4, 6, 2, 5
         )
         wanted = found["pixel_values"].reshape(-1, 3, 2, side, side)
         np.testing.assert_array_equal(squares.reshape(-1, 3, side, side), wanted[:, :, 0])
     with pytest.raises(InvalidInput, match="too thin") as caught:
-        ours.lay(1, 300, "items[4]")
+        ours.tokens_of_size(1, 300, "items[4]")
     assert caught.value.field == "items[4]"
 
 
@@ -115,5 +115,5 @@ def test_images_without_tiles_equal_transformers() -> None:
         Config({"do_resize": False, "max_image_size": {"longest_edge": 10}}), 16, 4
     )
     with pytest.raises(InvalidInput, match="has 10,000 tiles; at most") as caught:
-        few.lay(1000, 1000, "items[3]")
+        few.tokens_of_size(1000, 1000, "items[3]")
     assert caught.value.field == "items[3]"

@@ -71,7 +71,7 @@ _MARKS: Final[Mapping[str, str]] = {
     "lighton_ocr": lighton.MARK,
     "paddleocr_vl": paddleocr.TEXT,
 }
-"""The placeholder of an image in a rendered template and in `Laid.text`."""
+"""The placeholder of an image in a rendered template and in `ImageTokens.text`."""
 _USUAL: Final[Mapping[str, str]] = {
     "caption": "Describe the image in one sentence.",
     "detailed_caption": "Describe the image in a paragraph.",

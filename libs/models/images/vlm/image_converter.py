@@ -21,7 +21,7 @@ Grid = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class ImageTokens:
     """Tokens of an image in a sequence, known from its size.
 
     Attributes:
@@ -41,14 +41,14 @@ class Laid:
 class ImageConverter(Protocol):
     """Converts the images of a model. Thread-safe. `field`: the item's path, for errors."""
 
-    def lay(self, height: int, width: int, field: str) -> Laid:
+    def tokens_of_size(self, height: int, width: int, field: str) -> ImageTokens:
         """Return the tokens of an image of this size. Raises InvalidInput if the model cannot
         process it.
         """
 
     def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
         """Convert an array [height, width, 3] or, faster, an RGB image to tower inputs, one for
-        each of `Laid.rows`.
+        each of `ImageTokens.rows`.
         """
 
 
@@ -66,9 +66,9 @@ class OneSize:
     mark: str
     rows: int
 
-    def lay(self, height: int, width: int, field: str) -> Laid:
+    def tokens_of_size(self, height: int, width: int, field: str) -> ImageTokens:
         seen = self.processing.seen(height, width, field)
-        return Laid(self.mark, (self.rows,), self.patches.count_tokens(*seen))
+        return ImageTokens(self.mark, (self.rows,), self.patches.count_tokens(*seen))
 
     def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
         return (cast("Pixels", self.processing.apply(image, field)),)
@@ -92,7 +92,7 @@ def places_of(
 
 
 def axes_of(
-    tokens: int, places: NDArray[np.int32], laid: Sequence[Laid]
+    tokens: int, places: NDArray[np.int32], images: Sequence[ImageTokens]
 ) -> NDArray[np.int32] | None:
     """Return M-RoPE's positions: time, height and width of each token, [3, tokens]; None without
     grids.
@@ -100,11 +100,11 @@ def axes_of(
     An image's rows share a time and have separate heights and widths; later tokens follow the
     largest of these. `places`: indices of the images' rows.
     """
-    if not laid or any(one.grid is None for one in laid):
+    if not images or any(one.grid is None for one in images):
         return None
     axes = np.empty((3, tokens), np.int32)
     done = first = position = 0
-    for grid in (one.grid for one in laid if one.grid is not None):
+    for grid in (one.grid for one in images if one.grid is not None):
         begin, count = int(places[first]), grid[0] * grid[1]
         axes[:, done:begin] = np.arange(position, position + begin - done)
         position += begin - done

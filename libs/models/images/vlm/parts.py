@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.decoding import LIMITS, Limits, Pixels, decoding, header_size
-from libs.models.images.vlm.image_converter import ImageConverter, Laid, axes_of, places_of
+from libs.models.images.vlm.image_converter import ImageConverter, ImageTokens, axes_of, places_of
 from libs.models.output_cache import JobOutputCache
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
 from libs.models.work import (
@@ -143,14 +143,14 @@ class PartsInput:
         """Return the tokens of an item of one image, from the image's header. Raises as `of_parts`;
         nothing is decoded.
         """
-        laid = self._laid(data, field)
-        return len(self._placed([laid], laid.text + self.prompts.lead, field, field)[0])
+        image = self._image_tokens(data, field)
+        return len(self._placed([image], image.text + self.prompts.lead, field, field)[0])
 
     def patches(self, data: bytes, field: str) -> int:
         """Return the tower tokens of an image from its header. Raises InvalidInput if it is
         unreadable.
         """
-        return self._laid(data, field).patches
+        return self._image_tokens(data, field).patches
 
     def sequence(self, data: bytes, field: str) -> InputSequence:
         """Return the sequence of an item of one image."""
@@ -221,20 +221,24 @@ class PartsInput:
             return self.of_texts(
                 [joined], role, truncation, lambda _: where, check_cancelled, instruction
             )[0]
-        laid = [self._laid(data, path) for data, path in images]
-        patches = sum(one.patches for one in laid)
+        image_tokens = [self._image_tokens(data, path) for data, path in images]
+        patches = sum(one.patches for one in image_tokens)
         if patches > self.most:
             raise InvalidInput(
                 f"the images of {field} have {patches:,} patches; at most {self.most:,} are "
                 "allowed",
                 field=field,
             )
-        texts = iter([*(one.text for one in laid[:-1]), laid[-1].text + self.prompts.lead])
+        texts = iter(
+            [*(one.text for one in image_tokens[:-1]), image_tokens[-1].text + self.prompts.lead]
+        )
         whole = "".join(
             part.content if isinstance(part.content, str) else next(texts) for part in parts
         )
         suspect = next((part.field for part in parts if isinstance(part.content, str)), field)
-        ids, places = self._placed(laid, whole, field, suspect, instruction, check_cancelled)
+        ids, places = self._placed(
+            image_tokens, whole, field, suspect, instruction, check_cancelled
+        )
 
         def made() -> InputSequence:
             decoded: list[NDArray[np.generic]] = []
@@ -242,7 +246,7 @@ class PartsInput:
                 check_cancelled()
                 decoded += self._decoded(data, path, None if recalled is None else recalled.images)
             rows = InputRows(places, decoded[0], tuple(decoded[1:]))
-            return InputSequence(ids, rows=rows, axes=axes_of(len(ids), places, laid))
+            return InputSequence(ids, rows=rows, axes=axes_of(len(ids), places, image_tokens))
 
         def unmade(_: int) -> InputSequence:
             return InputSequence(ids, rows=InputRows(places, _NO_IMAGE))
@@ -292,12 +296,12 @@ class PartsInput:
             before[digest] = made
         return made
 
-    def _laid(self, data: bytes, field: str) -> Laid:
-        return self.image_converter.lay(*header_size(data, field, self.limits), field)
+    def _image_tokens(self, data: bytes, field: str) -> ImageTokens:
+        return self.image_converter.tokens_of_size(*header_size(data, field, self.limits), field)
 
     def _placed(
         self,
-        laid: Sequence[Laid],
+        image_tokens: Sequence[ImageTokens],
         whole: str,
         field: str,
         suspect: str,
@@ -313,7 +317,7 @@ class PartsInput:
         )
         if not is_whole:
             raise too_long(field, limit, limit, "with the model's prompt", more=True)
-        found = places_of(ids, self.mark, tuple(rows for one in laid for rows in one.rows))
+        found = places_of(ids, self.mark, tuple(rows for one in image_tokens for rows in one.rows))
         if found is None:
             raise _marked(suspect)
         if len(found[0]) > limit:

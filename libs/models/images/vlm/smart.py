@@ -18,7 +18,7 @@ from libs.models.images.decoding import Pixels
 from libs.models.images.patches import PatchSpec
 from libs.models.images.processing import ImageProcessing
 from libs.models.images.resizing import resized, size_of
-from libs.models.images.vlm.image_converter import Laid
+from libs.models.images.vlm.image_converter import ImageTokens
 from libs.models.layers.spec import Config
 
 _THINNEST: Final = 200
@@ -90,11 +90,13 @@ class SmartResize:
             enlarges=enlarges,
         )
 
-    def lay(self, height: int, width: int, field: str) -> Laid:
+    def tokens_of_size(self, height: int, width: int, field: str) -> ImageTokens:
         height, width = self._size(height, width, field)
         rows, columns = height // self.square, width // self.square
         patches = self.patches.count_tokens(height, width)
-        return Laid(self.text, (rows * columns,), patches, None if self.plain else (rows, columns))
+        return ImageTokens(
+            self.text, (rows * columns,), patches, None if self.plain else (rows, columns)
+        )
 
     def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
         pixels = resized(image, self._size(*size_of(image), field), self.processing.resample)

@@ -17,7 +17,7 @@ from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
 from libs.models.images.processing import ImageProcessing
 from libs.models.images.resizing import resized, size_of
-from libs.models.images.vlm.image_converter import Laid
+from libs.models.images.vlm.image_converter import ImageTokens
 from libs.models.layers.spec import Config
 
 _MAX_SIDE: Final = 4096
@@ -62,7 +62,7 @@ class Tiles:
             rows=rows,
         )
 
-    def lay(self, height: int, width: int, field: str) -> Laid:
+    def tokens_of_size(self, height: int, width: int, field: str) -> ImageTokens:
         down, across = self._grid(*self._whole(height, width), field)
         if not down:
             text, count = f"{_FAKE}{_GLOBAL}{MARK}{_FAKE}", 1
@@ -77,7 +77,7 @@ class Tiles:
                 "".join(f"{line}\n" for line in tiles) + f"\n{_FAKE}{_GLOBAL}{MARK}{_FAKE}",
                 down * across + 1,
             )
-        return Laid(text, (self.rows,) * count, self.patches * count)
+        return ImageTokens(text, (self.rows,) * count, self.patches * count)
 
     def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
         height, width = self._whole(*size_of(image))

@@ -22,7 +22,7 @@ from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Merger, Mergers, linear_of
 from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec
 from libs.models.images.vlm.heads import vectors_of_tokens
-from libs.models.images.vlm.image_converter import Laid
+from libs.models.images.vlm.image_converter import ImageTokens
 from libs.models.images.vlm.parts import Frame, Prompts
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec, Rope
 from libs.models.text.heads.linear import check_shape
@@ -80,13 +80,13 @@ class LongestSide:
     square: int
     multiple: int
 
-    def lay(self, height: int, width: int, field: str) -> Laid:
+    def tokens_of_size(self, height: int, width: int, field: str) -> ImageTokens:
         across, down = width, height
         height, width = self._size(height, width, field)
         if min(height, width) < self.square:
             raise InvalidInput(f"the image is too small: {across:,} x {down:,} pixels", field=field)
         rows = (height // self.square) * (width // self.square)
-        return Laid(MARK, (rows,), self.patches.count_tokens(height, width))
+        return ImageTokens(MARK, (rows,), self.patches.count_tokens(height, width))
 
     def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
         pixels = resized(image, self._size(*size_of(image), field), self.processing.resample)
