@@ -28,7 +28,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUIET := PYTHONWARNINGS=ignore::UserWarning
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo example test kernels-check chaos images-check wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery bench-registry bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge docs reference eval-published edge-fuzz edge-idle console-check integrations
+.PHONY: help native telemetry-check dashboards chart demo example test kernels-check chaos images-check wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery bench-registry bench-soak bench-swap bench-telemetry bench-router bench-peers interop gpu fuzz properties clean bench-edge docs reference eval-published edge-fuzz edge-idle console-check integrations
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -166,7 +166,7 @@ docs: $(DOCS_VENV)/.done .cache/mermaid/.done ## Build the documentation site in
 reference: $(VENV)/.dev ## Generate docs/reference from the command line, settings, routes, protos and metrics
 	$(BIN)/python -m tools.docs
 
-bench: $(VENV)/.dev native ## Measure the mesh against sentence-transformers (OpenVINO and Infinity: docs/benchmarks.md), and its targets
+bench: $(VENV)/.dev native ## Measure the mesh against sentence-transformers and the installed peers (make bench-peers), and its targets
 	$(BIN)/python -m benchmarks.mesh.throughput $(ARGS)
 
 bench-families: $(VENV)/.dev native ## Measure every family's packed forward against transformers and sentence-transformers
@@ -232,11 +232,8 @@ bench-registry: $(VENV)/.dev ## Measure what heartbeats and refreshes of the reg
 bench-soak: $(VENV)/.dev native ## Run a mesh at 80 % of its capacity and watch memory, threads and files: make bench-soak MINUTES=10
 	$(BIN)/python -m benchmarks.stress.soak --minutes $(MINUTES) $(ARGS)
 
-bench-infinity: ## Install Infinity into a separate environment, for `make bench`
-	PYTHON=$(PYTHON) benchmarks/peers/setup_infinity.sh
-
-bench-openvino: $(VENV)/.dev ## Install OpenVINO into a separate environment, for `make bench`
-	VENV=$(VENV) benchmarks/peers/setup_openvino.sh
+bench-peers: $(VENV)/.dev ## Install the peers of `make bench`, each into a separate environment: make bench-peers ARGS="vllm openvino"
+	$(BIN)/python -m benchmarks.peers.install $(ARGS)
 
 console-check: $(VENV)/.dev ## Drive the console in real Chromium (Debian's, or one on the PATH; needs npm): every view and state, axe, screenshots in build/console
 	$(BIN)/python -m tests.console $(ARGS)

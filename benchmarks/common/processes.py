@@ -2,8 +2,8 @@
 stopped at the end.
 
 `LineProcess` is a process that obeys lines; `LocalModel` is one or more of
-`benchmarks.peers.engine`; `infinity` is an Infinity server with its HTTP client. (The mesh itself
-is started by `services.local`, as `shoal up` starts it.)
+`benchmarks.peers.engine`; `OpenAi` is a client of a server's OpenAI endpoint. (The mesh itself is
+started by `services.local`, as `shoal up` starts it.)
 """
 
 from __future__ import annotations
@@ -26,15 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.common.texts import minilm_directory
-from services.local.settings import free_port
+from benchmarks.peers.install import PEERS, peer_python
 from services.local.supervision.child import Child
 
 ROOT = Path(__file__).resolve().parents[2]
-INFINITY_PYTHON = ROOT / ".cache/infinity-venv/bin/python"
-OPENVINO_PYTHON = ROOT / ".cache/openvino-venv/bin/python"
-PYTHONS = {"openvino": str(OPENVINO_PYTHON)}
-"""Interpreters of engine kinds with a separate environment (benchmarks/peers/setup_openvino.sh)."""
 START_SECONDS = 180.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _LISTENS = "0A"
@@ -137,7 +132,7 @@ async def local_model(
         engines = []
         for number in range(processes):
             arguments = [kind, str(threads), f"{number}/{processes}", str(texts), str(seed)]
-            python = PYTHONS.get(kind, sys.executable)
+            python = str(peer_python(kind)) if kind in PEERS else sys.executable
             starting = LineProcess.started(
                 "benchmarks.peers.engine", arguments, python=python, threads=threads
             )
@@ -254,46 +249,6 @@ class OpenAi:
                 for row in answer["data"]
             ]
         )
-
-
-@asynccontextmanager
-async def infinity(dtype: str) -> AsyncIterator[OpenAi]:
-    """Infinity with the arguments that make it fastest on a CPU, from its own environment
-    (benchmarks/peers/setup_infinity.sh).
-    """
-    port = free_port()
-    command = [
-        str(INFINITY_PYTHON),
-        "-m",
-        "infinity_emb.cli",
-        "v2",
-        "--engine",
-        "torch",
-        "--device",
-        "cpu",
-        "--dtype",
-        dtype,
-    ]
-    command += [
-        "--model-id",
-        str(minilm_directory()),
-        "--served-model-name",
-        "minilm",
-        "--batch-size",
-        "32",
-        "--no-bettertransformer",
-    ]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
-    quiet = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "HF_HUB_OFFLINE": "1"}
-    async with AsyncExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="infinity-"))
-        child = await stack.enter_async_context(
-            Child("infinity", command, dict(os.environ) | quiet, Path(directory) / "log")
-        )
-        await listening(child, port)
-        pool = HttpPool(port)
-        stack.push_async_callback(pool.close)
-        yield OpenAi(pool, "/embeddings", "minilm")
 
 
 async def listening(child: Child, port: int) -> None:

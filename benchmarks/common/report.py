@@ -235,6 +235,7 @@ def targets(
                     at_most=True,
                 )
             )
+    found += _of_idle(latencies)
     for callers, rates in per_core.items():
         found.append(
             Target(
@@ -242,6 +243,21 @@ def targets(
             )
         )
     return found
+
+
+def _of_idle(latencies: Sequence[Latency]) -> Iterator[Target]:
+    """Yield the mesh's latency at idle as a share of each server's."""
+    own = next((one for one in latencies if one.engine == "mesh"), None)
+    for other in latencies:
+        if own is None or other is own:
+            continue
+        shares = tuple(
+            percentile([query.total for query in ours], 0.5)
+            / percentile([query.total for query in theirs], 0.5)
+            for ours, theirs in zip(own.rounds, other.rounds, strict=True)
+        )
+        text = f"a query at idle, p50 / {other.engine} {other.dtype}"
+        yield Target(text, 1.0, "x", shares, at_most=True)
 
 
 def _of_models(series: Sequence[Series], threads: str, layout: str) -> Iterator[Target]:
@@ -272,8 +288,13 @@ def _of_mesh(series: Sequence[Series], layout: str) -> Iterator[Target]:
                 f"mesh, {shape} / forward alone, {layout}", bound, "x", of_forward(own[shape])
             )
     singles = own.get("64 at once")
-    infinity = find(series, "Infinity", "bfloat16", "64 at once")
-    yield from _compared("mesh, 64 at once / Infinity bfloat16", 4.0, singles, infinity)
+    for peer, shape, bound in (
+        ("Infinity", "64 at once", 4.0),
+        ("vLLM", "64 at once", 2.0),
+        ("vLLM", "1 x all", 2.0),
+    ):
+        other = find(series, peer, "bfloat16", shape)
+        yield from _compared(f"mesh, {shape} / {peer} bfloat16", bound, own.get(shape), other)
     for role, bound in (("router", 0.45), ("worker", 0.6)):
         # With more threads, others than the device's compute, too, and their time cannot be
         # separated from the rest.

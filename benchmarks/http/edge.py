@@ -8,7 +8,7 @@ run, four targets.
    (`stub_router.py`), which answers at once with a ready-made vector, and the connections
    (`load.py`) share the last one. CPU of each process shows which one waits.
 3. 64 single texts at once as OpenAI's clients send them, through edge, router and workers, against
-   Infinity's OpenAI endpoint, by the same client (if benchmarks/peers/setup_infinity.sh installed
+   Infinity's OpenAI endpoint, by the same client (if `make bench-peers` installed
    it).
 4. One request of 512 texts, by HTTP and by gRPC.
 
@@ -40,18 +40,18 @@ from shoal.v1 import inference_pb2, inference_pb2_grpc
 
 from benchmarks.common.machine import busy_cores, machine
 from benchmarks.common.processes import (
-    INFINITY_PYTHON,
     HttpPool,
     LineProcess,
     OpenAi,
     cpu_seconds,
-    infinity,
     listening,
     pin,
 )
 from benchmarks.common.report import spread
 from benchmarks.common.texts import MINILM_ID, Mix, real_texts
 from benchmarks.mesh.throughput import QUERIES, Encode, layout_name, singly, timed, timed_singles
+from benchmarks.peers.install import installed
+from benchmarks.peers.servers import serving
 from services.local import mesh
 from services.local.devices import layout
 from services.local.settings import Settings, free_port, known_models
@@ -213,7 +213,11 @@ async def measured(
     async with AsyncExitStack() as stack:
         console.print("starting", style="dim")
         stub = await stack.enter_async_context(stubbed())
-        peer = await stack.enter_async_context(infinity("bfloat16")) if with_infinity else None
+        peer = (
+            await stack.enter_async_context(serving("infinity", "bfloat16"))
+            if with_infinity
+            else None
+        )
         # Last: nothing may be forked once gRPC has its threads.
         settings = Settings(
             port=0,
@@ -331,9 +335,7 @@ def targets(report: Report) -> list[tuple[str, str, bool | None]]:
         (f"an edge on one core: {SINGLES:,.0f} singles/s", f"{rate:,.0f}", rate >= SINGLES),
         (
             f"64 OpenAI singles at once: {OVER_INFINITY:g} x Infinity",
-            f"{median(over):.2f} x"
-            if over
-            else "Infinity is not installed: benchmarks/peers/setup_infinity.sh",
+            f"{median(over):.2f} x" if over else "Infinity is not installed: make bench-peers",
             median(over) >= OVER_INFINITY if over else None,
         ),
         (
@@ -361,7 +363,7 @@ def main(
     if not console.is_terminal:
         console.width = 160
     mix = real_texts(512, SEED)
-    with_infinity = INFINITY_PYTHON.exists() and not skip_infinity
+    with_infinity = "infinity" in installed() and not skip_infinity
     begin = time.monotonic()
     rounds, seconds, queries = (2, 2.0, 60) if quick else (rounds, 5.0, 200)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,17 +1,18 @@
 """How fast is the mesh? One run on one machine: `python -m benchmarks.mesh.throughput`, or `make
 bench`.
 
-The same 512 real texts go through (a) sentence-transformers, (b) OpenVINO, if
-benchmarks/peers/setup_openvino.sh installed it, (c) the worker's forward pass alone, (d) the whole
-mesh as `shoal up` lays it out (redis-server, router, workers and one client, each a process) and
-(e) an Infinity server, if benchmarks/peers/setup_infinity.sh installed it. All are started and
-warmed first; then, round by round and in an order that turns, each runs alone while the others
-wait. Ratios are taken within a round, so that the machine's drift (15 % and more) cancels; the mesh
-is compared with runs of the forward alone just before and just after it, on as many processes and
-threads. At last a router alone is measured (`benchmarks.mesh.router`).
+The same 512 real texts go through (a) sentence-transformers, (b) the installed peers that are
+libraries (OpenVINO, ONNX Runtime, CTranslate2, candle), in process, (c) the worker's forward pass
+alone, (d) the whole mesh as `shoal up` lays it out (redis-server, router, workers and one client,
+each a process) and (e) the installed peers that are servers (Infinity, vLLM), over HTTP. `make
+bench-peers` installs peers. All are started and warmed first; then, round by round and in an order
+that turns, each runs alone while the others wait. Ratios are taken within a round, so that the
+machine's drift (15 % and more) cancels; the mesh is compared with runs of the forward alone just
+before and just after it, on as many processes and threads. At last a router alone is measured
+(`benchmarks.mesh.router`).
 
-Tokenising is part of what sentence-transformers, Infinity and the mesh do; the forward alone and
-OpenVINO get token ids.
+Tokenising is part of what sentence-transformers, candle, the servers and the mesh do; the forward
+alone and the other libraries get token ids.
 """
 
 from __future__ import annotations
@@ -35,11 +36,8 @@ from shoal import AsyncClient
 
 from benchmarks.common.machine import busy_cores, machine
 from benchmarks.common.processes import (
-    INFINITY_PYTHON,
-    OPENVINO_PYTHON,
     Vectors,
     cpu_seconds,
-    infinity,
     listening_port,
     local_model,
     scraped,
@@ -61,12 +59,18 @@ from benchmarks.common.report import (
 )
 from benchmarks.common.texts import MINILM_ID, Mix, real_texts
 from benchmarks.mesh import router
+from benchmarks.peers.engine import DTYPES as LIBRARY_DTYPES
+from benchmarks.peers.engine import PADDED
+from benchmarks.peers.engine import SORTED as SORTED_KINDS
+from benchmarks.peers.install import PEERS, installed
+from benchmarks.peers.servers import serving
 from services.local.devices import layout
 from services.local.mesh import running
 from services.local.settings import Settings, available_cores, known_models
 
 SEED = 7
-DTYPES = ("float32", "bfloat16")
+SERVER_DTYPES = ("bfloat16", "float32")
+"""Data types of servers; the second only with everything."""
 FORWARD = "forward alone"
 STEADY_CALLERS, STEADY_TEXTS = 4, 128
 """Steady traffic: number of callers, and texts in each of their requests, sent one after the other.
@@ -246,11 +250,14 @@ def served(
 
 
 async def local_measures(
-    stack: AsyncExitStack, plan: Plan, layouts: list[tuple[int, int]], *, openvino: bool
+    stack: AsyncExitStack, plan: Plan, layouts: list[tuple[int, int]], libraries: list[str]
 ) -> list[Measure]:
     """(a), (b) and (c): models without a server."""
     kinds = [("sentence-transformers", "sentence-transformers", *layouts[0])]
-    kinds += [("openvino", "OpenVINO", *layout) for layout in layouts if openvino]
+    for name in libraries:
+        # A target compares OpenVINO with the forward on the mesh's layout, too.
+        where = layouts if name == "openvino" else layouts[:1]
+        kinds += [(name, PEERS[name].label, *layout) for layout in where]
     kinds += [("forward", FORWARD, *layout) for layout in layouts]
     starting = [
         local_model(kind, processes, threads, plan.texts, SEED)
@@ -259,10 +266,21 @@ async def local_measures(
     models = await asyncio.gather(*(stack.enter_async_context(model) for model in starting))
     measures = []
     for (kind, label, processes, threads), model in zip(kinds, models, strict=True):
-        shapes = {"": SORTED, " arrival": ARRIVAL} if kind == "openvino" else {"": BATCHES}
+        shapes = {"": SORTED if kind in SORTED_KINDS else BATCHES}
+        if kind in PADDED:
+            shapes[" arrival"] = ARRIVAL
         for order, shape in shapes.items():
-            for dtype in DTYPES:
-                if order and not plan.everything and (dtype, processes) != ("bfloat16", 1):
+            for dtype in LIBRARY_DTYPES[kind]:
+                if (
+                    order
+                    and not plan.everything
+                    and (kind, dtype, processes)
+                    != (
+                        "openvino",
+                        "bfloat16",
+                        1,
+                    )
+                ):
                     continue
                 way = f"{dtype}{order}"
                 series = Series(Name(label, dtype, layout_name(processes, threads), shape))
@@ -335,11 +353,12 @@ async def mesh_measures(
     return measures, IdleMeasure(Latency("mesh", "bfloat16"), ask), ", ".join(sorted(kernels))
 
 
-async def infinity_measures(
-    stack: AsyncExitStack, plan: Plan, mix: Mix, dtype: str
+async def server_measures(
+    stack: AsyncExitStack, plan: Plan, mix: Mix, name: str, dtype: str
 ) -> tuple[list[Measure], IdleMeasure]:
-    """(e): the peer."""
-    server = await stack.enter_async_context(infinity(dtype))
+    """(e): a peer that is a server."""
+    server = await stack.enter_async_context(serving(name, dtype))
+    label = PEERS[name].label
 
     async def ask(text: str) -> Query:
         begin = time.perf_counter()
@@ -347,9 +366,9 @@ async def infinity_measures(
         return Query(time.perf_counter() - begin)
 
     measures = list(
-        served("Infinity", dtype, layout_name(1, available_cores()), server.encode, mix, plan.turns)
+        served(label, dtype, layout_name(1, available_cores()), server.encode, mix, plan.turns)
     )
-    return measures, IdleMeasure(Latency("Infinity", dtype), ask)
+    return measures, IdleMeasure(Latency(label, dtype), ask)
 
 
 def layout_name(processes: int, threads: int) -> str:
@@ -420,24 +439,26 @@ async def measured(
     threads: int,
     peers: list[str],
     console: Console,
-    *,
-    openvino: bool,
 ) -> Report:
-    """The whole run: starts everything, measures, stops everything. `peers`: Infinity's data
-    types.
-    """
+    """The whole run: starts everything, measures, stops everything. `peers`: names of PEERS."""
     notes: list[str] = []
     layouts = list(dict.fromkeys([(1, available_cores()), (workers, threads)]))
     own, alike = layout_name(*layouts[0]), layout_name(workers, threads)
     begin = time.monotonic()
     async with AsyncExitStack() as stack:
         console.print("starting", style="dim")
-        measures = await local_measures(stack, plan, layouts, openvino=openvino)
+        libraries = [name for name in peers if not PEERS[name].is_server]
+        measures = await local_measures(stack, plan, layouts, libraries)
         forward = next(
             one for one in measures if one.series.name == Name(FORWARD, "bfloat16", alike, BATCHES)
         )
         idle = []
-        of_peers = [await infinity_measures(stack, plan, mix, dtype) for dtype in peers]
+        of_peers = [
+            await server_measures(stack, plan, mix, name, dtype)
+            for name in peers
+            if PEERS[name].is_server
+            for dtype in (SERVER_DTYPES if plan.everything else SERVER_DTYPES[:1])
+        ]
         stub = await stack.enter_async_context(router.stubbed())
         # Last: nothing may be forked once gRPC has its threads.
         of_mesh, asked, kernels = await mesh_measures(stack, plan, mix, workers, threads)
@@ -485,17 +506,15 @@ def main(
     steady: Annotated[
         float, typer.Option(min=5.0, help="Seconds of steady traffic in each round; with --quick 5")
     ] = 30.0,
-    skip_infinity: Annotated[
-        bool, typer.Option("--skip-infinity", help="Leave Infinity out even if it is installed")
-    ] = False,
-    skip_openvino: Annotated[
-        bool, typer.Option("--skip-openvino", help="Leave OpenVINO out even if it is installed")
-    ] = False,
+    peers: Annotated[
+        str,
+        typer.Option(help="Names of peers, with commas between them. Default: all installed"),
+    ] = ",".join(installed()),
     everything: Annotated[
         bool,
         typer.Option(
             "--everything",
-            help="Also Infinity in float32, and OpenVINO in arrival order in float32: minutes more",
+            help="Also servers in float32, and libraries in arrival order: minutes more",
         ),
     ] = False,
     workers: Annotated[
@@ -508,8 +527,8 @@ def main(
         bool, typer.Option("--json", help="Print JSON with every round; tables go to stderr")
     ] = False,
 ) -> None:
-    """Measure sentence-transformers, OpenVINO, the forward pass alone, the mesh, Infinity and a
-    router on the same real texts.
+    """Measure sentence-transformers, the forward pass alone, the mesh, its peers and a router on
+    the same real texts.
     """
     console = Console(stderr=as_json)
     if not console.is_terminal:
@@ -521,16 +540,16 @@ def main(
     )
     mix = real_texts(plan.texts, SEED)
     console.print(mix.describe(), style="dim")
-    dtypes = list(DTYPES) if everything else ["bfloat16"]
-    peers = dtypes if INFINITY_PYTHON.exists() and not skip_infinity else []
-    openvino = OPENVINO_PYTHON.exists() and not skip_openvino
-    report = asyncio.run(
-        measured(plan, mix, *layout(workers, threads), peers, console, openvino=openvino)
-    )
-    if not skip_infinity and not peers:
-        report.notes.append("Infinity is not installed: benchmarks/peers/setup_infinity.sh")
-    if not skip_openvino and not openvino:
-        report.notes.append("OpenVINO is not installed: benchmarks/peers/setup_openvino.sh")
+    names = [name for name in peers.split(",") if name]
+    if missing := [name for name in names if name not in installed()]:
+        there = ", ".join(installed()) or "none"
+        raise typer.BadParameter(
+            f"{', '.join(missing)}: not installed (make bench-peers); installed: {there}",
+            param_hint="--peers",
+        )
+    report = asyncio.run(measured(plan, mix, *layout(workers, threads), names, console))
+    if left_out := [peer.label for name, peer in PEERS.items() if name not in names]:
+        report.notes.append(f"without {', '.join(left_out)} (make bench-peers installs peers)")
     print_report(report, console)
     if as_json:
         print(json.dumps(to_json(report)))

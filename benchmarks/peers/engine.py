@@ -2,11 +2,12 @@
 KIND THREADS SHARE TEXTS SEED`.
 
 Kinds: `sentence-transformers` (its encode(), batch 32, tokenising included), `forward` (the
-worker's PackedModel.forward alone, on batches of 32 texts in arrival order, tokenised beforehand)
-and `openvino` (padded batches of 32 texts, sorted by length and in arrival order, tokenised
-beforehand too). All hold the model in float32 and bfloat16. The process waits on its input: each
-line {"way": ..., "save": path or ""} runs its share of the texts once; a line of JSON answers when
-it is done. Idle, it uses no CPU.
+worker's PackedModel.forward alone, on batches of 32 texts in arrival order, tokenised beforehand),
+`openvino`, `onnxruntime` and `ctranslate2` (padded batches of 32 texts, sorted by length and in
+arrival order, tokenised beforehand too) and `candle` (batches of 32 texts, sorted by length,
+tokenising included). DTYPES are the data types of each. The process waits on its input: each line
+{"way": ..., "save": path or ""} runs its share of the texts once; a line of JSON answers when it is
+done. Idle, it uses no CPU.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -27,12 +28,28 @@ from benchmarks.common.texts import MINILM_ID, Mix, minilm_directory, real_texts
 
 BATCH = 32
 DIMENSIONS = 384
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: dict[str, tuple[str, ...]] = {
+    "sentence-transformers": ("float32", "bfloat16"),
+    "forward": ("float32", "bfloat16"),
+    "openvino": ("float32", "bfloat16"),
+    "onnxruntime": ("float32", "int8"),
+    "ctranslate2": ("float32", "int8"),
+    "candle": ("float32",),
+}
+"""Data types of each kind, by the names that results have."""
+PADDED = ("openvino", "onnxruntime", "ctranslate2")
+"""Kinds that compute padded batches. They also have the way "<data type> arrival"."""
+SORTED = (*PADDED, "candle")
+"""Kinds with batches of texts of about the same length, the longest first: others take texts as
+they arrive.
+"""
 Vectors = NDArray[np.float32]
 Batches = Sequence[Sequence[int]]
 """Numbers of texts, batch by batch."""
 Run = Callable[[], Vectors]
 """Runs the process's share of the texts; [texts, dimensions] in the order of its batches."""
+Runs = dict[str, Run]
+"""By way: a data type, maybe with " arrival"."""
 
 
 def balanced_shares(
@@ -53,7 +70,7 @@ def in_batches(order: Sequence[int], size: int = BATCH) -> list[Sequence[int]]:
     return [order[first : first + size] for first in range(0, len(order), size)]
 
 
-def forward_runs(mix: Mix, batches: Batches, threads: int) -> dict[str, Run]:
+def forward_runs(mix: Mix, batches: Batches, threads: int) -> Runs:
     """The worker's forward pass on texts that are tokenised already."""
     from libs.models import EncodeWork, load_model
 
@@ -74,10 +91,10 @@ def forward_runs(mix: Mix, batches: Batches, threads: int) -> dict[str, Run]:
 
         return run
 
-    return {name: prepared(dtype) for name, dtype in DTYPES.items()}
+    return {name: prepared(getattr(torch, name)) for name in DTYPES["forward"]}
 
 
-def sentence_transformers_runs(mix: Mix, batches: Batches, threads: int) -> dict[str, Run]:
+def sentence_transformers_runs(mix: Mix, batches: Batches, threads: int) -> Runs:
     """Run sentence-transformers, which most people use today. It sorts by length itself and pads
     each batch to its longest text.
     """
@@ -101,19 +118,25 @@ def sentence_transformers_runs(mix: Mix, batches: Batches, threads: int) -> dict
 
         return run
 
-    return {name: loaded(dtype) for name, dtype in DTYPES.items()}
+    return {name: loaded(getattr(torch, name)) for name in DTYPES["sentence-transformers"]}
 
 
-def openvino_runs(mix: Mix, batches: Batches, threads: int) -> dict[str, Run]:
-    """OpenVINO on padded batches that are tokenised already. `batches`: sorted by length; "…
-    arrival" computes the same texts in their order of arrival."""
-    from benchmarks.peers.openvino_model import OpenVinoModel, padded, token_ids
+class PaddedModel(Protocol):
+    def __call__(self, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> Vectors:
+        """Compute one batch: ids and mask [texts, tokens], vectors [texts, dimensions]."""
+
+
+def padded_runs(load: Callable[[str], PaddedModel], kind: str, mix: Mix, batches: Batches) -> Runs:
+    """Run padded batches that are tokenised already. `batches`: sorted by length; "… arrival"
+    computes the same texts in their order of arrival.
+    """
+    from benchmarks.peers.padding import padded, token_ids
 
     ids = token_ids(mix)
     rows = [index for batch in batches for index in batch]
     places = {index: place for place, index in enumerate(rows)}
 
-    def compiled(model: OpenVinoModel, batches: Batches) -> Run:
+    def compiled(model: PaddedModel, batches: Batches) -> Run:
         inputs = [
             ([places[index] for index in batch], *padded([ids[index] for index in batch]))
             for batch in batches
@@ -127,22 +150,50 @@ def openvino_runs(mix: Mix, batches: Batches, threads: int) -> dict[str, Run]:
 
         return run
 
-    models = {name: OpenVinoModel(name, threads) for name in DTYPES}
+    models = {name: load(name) for name in DTYPES[kind]}
     by_arrival = in_batches(sorted(rows))
     return {name: compiled(model, batches) for name, model in models.items()} | {
         f"{name} arrival": compiled(model, by_arrival) for name, model in models.items()
     }
 
 
-KINDS: dict[str, Callable[[Mix, Batches, int], dict[str, Run]]] = {
+def openvino_runs(mix: Mix, batches: Batches, threads: int) -> Runs:
+    from benchmarks.peers.openvino_model import OpenVinoModel
+
+    return padded_runs(lambda dtype: OpenVinoModel(dtype, threads), "openvino", mix, batches)
+
+
+def onnxruntime_runs(mix: Mix, batches: Batches, threads: int) -> Runs:
+    from benchmarks.peers.onnxruntime_model import OnnxRuntimeModel
+
+    return padded_runs(lambda dtype: OnnxRuntimeModel(dtype, threads), "onnxruntime", mix, batches)
+
+
+def ctranslate2_runs(mix: Mix, batches: Batches, threads: int) -> Runs:
+    from benchmarks.peers.ctranslate2_model import CTranslate2Model
+
+    return padded_runs(lambda dtype: CTranslate2Model(dtype, threads), "ctranslate2", mix, batches)
+
+
+def candle_runs(mix: Mix, batches: Batches, threads: int) -> Runs:
+    """Run candle on texts: its package has no entry for token ids."""
+    from benchmarks.peers.candle_model import CandleModel
+
+    model = CandleModel(threads)
+    texts = [[mix.texts[index] for index in batch] for batch in batches]
+    return {
+        "float32": lambda: np.concatenate([model(batch, BATCH) for batch in texts]),
+    }
+
+
+KINDS: dict[str, Callable[[Mix, Batches, int], Runs]] = {
     "forward": forward_runs,
     "sentence-transformers": sentence_transformers_runs,
     "openvino": openvino_runs,
+    "onnxruntime": onnxruntime_runs,
+    "ctranslate2": ctranslate2_runs,
+    "candle": candle_runs,
 }
-SORTED = ("openvino",)
-"""Kinds with batches of texts of about the same length, the longest first: others take texts as
-they arrive.
-"""
 
 
 def serve(kind: str, threads: int, share: str, texts: int, seed: int) -> None:

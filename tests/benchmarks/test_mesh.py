@@ -33,7 +33,7 @@ from benchmarks.common.report import (
 )
 from benchmarks.mesh.throughput import STEADY_CALLERS, seconds_once, singly, steadily, timed_singles
 from benchmarks.peers.engine import balanced_shares
-from benchmarks.peers.openvino_model import padded
+from benchmarks.peers.padding import padded
 
 USED = Usage(
     {"client": 100.0, "router": 400.0, "redis": 90.0, "worker": 700.0, "forward": 1500.0},
