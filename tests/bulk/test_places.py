@@ -204,12 +204,13 @@ async def test_input_and_output_in_s3(bucket: str, tmp_path: Path) -> None:
     assert found["row"].to_pylist() == list(range(ROWS))
 
 
-def test_errors_of_a_storage_have_no_credentials() -> None:
+@pytest.mark.parametrize("secret", ["secret", "se cret", "se@cret"])
+def test_errors_of_a_storage_have_no_credentials(secret: str) -> None:
     class Unreachable:
         def cat_file(self, path: str) -> bytes:
-            raise OSError(f"https://id:secret@store/{path} cannot be reached")
+            raise OSError(f"https://id:{secret}@store/{path} cannot be reached")
 
-    uri = "s3://id:secret@bucket/prefix"
+    uri = f"s3://id:{secret}@bucket/prefix"
     with pytest.raises(StorageError) as caught:
         ObjectFolder(uri, Unreachable(), "bucket/prefix").read("a@b")
     assert str(caught.value) == (

@@ -44,8 +44,10 @@ read all its records otherwise.
 """
 MAX_RECORDS: Final = 10_000
 """The maximum number of files and batches of a tenant."""
-MAX_CREDENTIALS: Final = 10_000
-"""The maximum number of tenants with a token in memory."""
+MAX_CREDENTIALS_BYTES: Final = 16 << 20
+"""The maximum size of the tokens of all tenants in memory, with the metadata sent with them."""
+CREDENTIAL_BYTES: Final = 512
+"""The size of a tenant's entry without its metadata."""
 
 Identify = Callable[[Metadata], Awaitable[str]]
 """Returns the tenant of a call's metadata. Raises ShoalError."""
@@ -64,6 +66,37 @@ class Caller:
     store: TenantStore
     tenant: str
     needs_token: bool
+
+
+class Credentials:
+    """The newest credential of each tenant, by the tenant's key. It is never stored.
+
+    The credentials that arrived first are forgotten if all have more than MAX_CREDENTIALS_BYTES.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, Metadata] = {}
+        self._bytes = 0
+
+    def newest(self, key: str) -> Metadata | None:
+        return self._newest.get(key)
+
+    def keep(self, key: str, metadata: Metadata) -> None:
+        self.forget(key)
+        self._newest[key] = metadata
+        self._bytes += _size_of(metadata)
+        while self._bytes > MAX_CREDENTIALS_BYTES:
+            self.forget(next(iter(self._newest)))
+
+    def forget(self, key: str) -> None:
+        metadata = self._newest.pop(key, None)
+        if metadata is not None:
+            self._bytes -= _size_of(metadata)
+
+
+def _size_of(metadata: Metadata) -> int:
+    """Return the bytes of a tenant's entry."""
+    return CREDENTIAL_BYTES + sum(len(name) + len(value) for name, value in metadata)
 
 
 class Context:
@@ -87,7 +120,7 @@ class Context:
         # credential of each tenant, which is never stored. The latter are by the tenant's key.
         self._sizes: dict[str, tuple[int, float]] = {}
         self._pending: Counter[str] = Counter()
-        self._credentials: dict[str, Metadata] = {}
+        self._credentials = Credentials()
 
     def close(self) -> None:
         for threads in (self._threads, self._validation, self._leases):
@@ -120,10 +153,7 @@ class Context:
         kept = tuple(pair for pair in request.metadata if pair[0] != REQUEST_ID_HEADER)
         needs_token = any(name == AUTHORIZATION for name, _ in kept)
         if needs_token:
-            self._credentials.pop(key, None)
-            if len(self._credentials) >= MAX_CREDENTIALS:
-                del self._credentials[next(iter(self._credentials))]
-            self._credentials[key] = kept
+            self._credentials.keep(key, kept)
         named = next((str(value) for name, value in kept if name == TENANT_HEADER), "")
         return Caller(self.store.tenant(key), named, needs_token)
 
@@ -139,8 +169,8 @@ class Context:
         named: Metadata = (*ANY_ANSWER, *(((TENANT_HEADER, tenant),) if tenant else ()))
         if not needs_token:
             return named
-        if key in self._credentials:
-            return self._credentials[key]
+        if (newest := self._credentials.newest(key)) is not None:
+            return newest
         if self._vouches:
             return None
         try:
@@ -151,8 +181,8 @@ class Context:
 
     def forget_credential(self, key: str, refused: Metadata) -> None:
         """Forget a token that a router has refused, unless a newer one has arrived."""
-        if self._credentials.get(key) == refused:
-            del self._credentials[key]
+        if self._credentials.newest(key) == refused:
+            self._credentials.forget(key)
 
     async def check_quota(self, store: TenantStore, more: int = 0, without: str = "") -> None:
         """Check that a tenant may store `more` bytes. Raises QuotaExceeded, StorageError.

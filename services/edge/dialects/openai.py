@@ -69,6 +69,7 @@ _CODES: Final = {
     "TASK_NOT_SUPPORTED": "model_not_supported",
     "UNAUTHENTICATED": "invalid_api_key",
     "MODEL_NOT_FOUND": "model_not_found",
+    "BATCHES_DISABLED": "batches_disabled",
     "MODEL_UNREACHABLE": "model_unreachable",
     "EMBEDDING_ID_MISMATCH": "embedding_id_mismatch",
     "QUEUE_FULL": "rate_limit_exceeded",

@@ -38,6 +38,7 @@ STATUS: Final[Mapping[str, int]] = MappingProxyType(
         "MODEL_NOT_FOUND": 404,
         "NO_SUCH_ROUTE": 404,
         "NO_SUCH_OBJECT": 404,
+        "BATCHES_DISABLED": 404,
         "WRONG_METHOD": 405,
         "REQUEST_TIMEOUT": 408,
         "CONFLICT": 409,
