@@ -57,7 +57,9 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
             "SHOAL_BATCHES_FILE_BYTES",
             "SHOAL_BATCHES_IN_FLIGHT",
             "SHOAL_BATCHES_LINES",
+            "SHOAL_BATCHES_TENANT_BATCHES",
             "SHOAL_BATCHES_TENANT_BYTES",
+            "SHOAL_BATCHES_TENANT_REQUESTS",
             "SHOAL_BATCHES_URL",  # off
             "SHOAL_CL100K",
             "SHOAL_CONSOLE",  # off beyond loopback

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 from shoal.bulk.failures import StorageError
@@ -42,6 +43,8 @@ QUOTA_SECONDS: Final = 10.0
 """How long the size of a tenant's files is used to check results of its batch. Each chunk would
 read all its records otherwise.
 """
+QUOTA_RETRY_SECONDS: Final = 60.0
+"""When to retry the creation of a batch for which a quota has no space."""
 MAX_RECORDS: Final = 10_000
 """The maximum number of files and batches of a tenant."""
 MAX_CREDENTIALS_BYTES: Final = 16 << 20
@@ -121,6 +124,8 @@ class Context:
         self._sizes: dict[str, tuple[int, float]] = {}
         self._pending: Counter[str] = Counter()
         self._credentials = Credentials()
+        # Locks of tenants for which batches are being created.
+        self._creations: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def close(self) -> None:
         for threads in (self._threads, self._validation, self._leases):
@@ -222,7 +227,37 @@ class Context:
         await self.io(store.forget_batches, max(1, MAX_RECORDS // 100))
         if await self.io(store.count) >= MAX_RECORDS:
             raise HttpError(
-                "TOO_LARGE", f"this tenant has {MAX_RECORDS:,} files and batches: delete files"
+                "STORAGE_QUOTA_EXCEEDED",
+                f"this tenant has {MAX_RECORDS:,} files and batches: delete files",
+            )
+
+    def creating_batch(self, key: str) -> asyncio.Lock:
+        """Return the lock of a tenant's quotas of batches, from their check until a batch is
+        stored. Quotas of other edges are checked at the same time.
+        """
+        return self._creations.setdefault(key, asyncio.Lock())
+
+    async def check_batch_quotas(self, store: TenantStore, requests: int) -> None:
+        """Check that a tenant may start a batch of `requests`. Raises HttpError, StorageError."""
+        settings = self.settings
+        unfinished = len(await self.io(store.unfinished_ids))
+        if unfinished >= settings.tenant_batches:
+            raise HttpError(
+                "BATCH_QUOTA_EXCEEDED",
+                f"{unfinished:,} batches of this tenant have not ended, and at most "
+                f"{settings.tenant_batches:,} may be in progress: wait, or cancel some",
+                retry_after=QUOTA_RETRY_SECONDS,
+            )
+        if unfinished * settings.lines + requests <= settings.tenant_requests:
+            return  # however many requests these batches have, so that no record is read
+        waiting = await self.io(lambda: sum(one.waiting for one in store.unfinished()))
+        if waiting + requests > settings.tenant_requests:
+            raise HttpError(
+                "REQUEST_QUOTA_EXCEEDED",
+                f"{waiting:,} requests of this tenant's batches wait for a result, and with the "
+                f"{requests:,} of this one they would be more than "
+                f"{settings.tenant_requests:,}: wait, or cancel some batches",
+                retry_after=QUOTA_RETRY_SECONDS,
             )
 
     def add_pending(self, key: str, size: int) -> None:
@@ -249,7 +284,7 @@ def storage_errors() -> Iterator[None]:
             "INTERNAL", "the storage of files failed: try again later", status=503
         ) from None
     except QuotaExceeded as error:
-        raise HttpError("TOO_LARGE", str(error)) from None
+        raise HttpError("STORAGE_QUOTA_EXCEEDED", str(error)) from None
 
 
 def new_id(prefix: str) -> tuple[str, int]:

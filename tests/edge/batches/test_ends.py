@@ -5,15 +5,14 @@ front of a fake router.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import QueueFull, WorkerLost
-from services.edge.batches import batches as batches_routes
 from services.edge.batches.runner import Runner
 from services.edge.batches.settings import BatchSettings
 from tests.edge.batches.parts import (
@@ -125,16 +124,38 @@ async def test_results_beyond_the_quota_end_the_batch(tmp_path: Path) -> None:
 
 
 async def test_unfinished_batches_of_a_tenant_are_bounded(
-    folder: BatchSettings, monkeypatch: pytest.MonkeyPatch
+    folder: BatchSettings,
 ) -> None:
-    monkeypatch.setattr(batches_routes, "MAX_UNFINISHED", 2)
-
     async def act() -> None:
         await asyncio.Event().wait()
 
-    async with edge(Script(act=act), batches=folder) as http:
+    settings = dataclasses.replace(folder, tenant_batches=2)
+    async with edge(Script(act=act), batches=settings) as http:
         file = (await upload(http, lines(1))).json["id"]
-        statuses = [(await create(http, file)).status for _ in range(3)]
-        assert statuses == [200, 200, 429]
+        replies = await asyncio.gather(*(create(http, file) for _ in range(4)))
+        assert sorted(one.status for one in replies) == [200, 200, 429, 429]
+        (refused, _) = (one for one in replies if one.status == 429)
+        assert refused.json["error"]["code"] == "batch_quota_exceeded"
+        assert refused.json["error"]["type"] == "rate_limit_error"
+        assert float(refused.headers["retry-after"]) > 0
         refused = await http.send("DELETE", f"/v1/files/{file}", b"", {})
         assert (refused.status, b"batch_" in refused.body) == (409, True)
+
+
+async def test_waiting_requests_of_a_tenant_are_bounded(folder: BatchSettings) -> None:
+    """Requests of a batch count until they have results; those of other tenants do not."""
+    free = asyncio.Event()
+    script = Script(encode=embed, act=free.wait)  # type: ignore[arg-type]
+    settings = dataclasses.replace(folder, lines=5, tenant_requests=6)
+    async with edge(script, batches=settings) as http:
+        file = (await upload(http, lines(4))).json["id"]
+        small = (await upload(http, lines(3)[:-1])).json["id"]  # without the last line break
+        batch = (await create(http, file)).json
+        replies = [await create(http, one) for one in (file, small)]
+        assert [one.status for one in replies] == [429, 429]
+        assert replies[0].json["error"]["code"] == "request_quota_exceeded"
+        other = (await upload(http, lines(4), "other")).json["id"]
+        assert (await create(http, other, "other")).status == 200
+        free.set()
+        await wait_for(http, batch, ENDED)
+        assert (await create(http, file)).status == 200
