@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from libs.telemetry import traces
 from services.edge.batches.context import (
     Caller,
     Context,
@@ -179,6 +180,7 @@ class Batches:
             output_id=new_id(FILE_PREFIX)[0],
             errors_id=new_id(FILE_PREFIX)[0],
             output_seconds=min(seconds or longest, longest),
+            traceparent=traces.traceparent_of(traces.current()),
             max_requests=requests,
             tenant=caller.tenant,
             needs_token=caller.needs_token,

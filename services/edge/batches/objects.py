@@ -119,6 +119,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         output_id: The id that the file of results has once it exists.
         errors_id: The same of the file of errors.
         output_seconds: How long these files are kept.
+        traceparent: The trace context of the request that created it; empty without a trace.
         max_requests: An upper bound of its requests, until its input is validated.
         stored_bytes: The size of the results that are stored.
         output_bytes: The part of it that is in the file of results.
@@ -134,6 +135,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     output_id: str
     errors_id: str
     output_seconds: int
+    traceparent: str = ""
     max_requests: int = 0
     tenant: str = ""
     needs_token: bool = False

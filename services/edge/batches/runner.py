@@ -26,7 +26,7 @@ from shoal.bulk.failures import StorageError
 from shoal.bulk.places import Place
 from shoal.transport.wire import Metadata
 
-from libs.telemetry import metrics
+from libs.telemetry import metrics, traces
 from libs.telemetry.logs import fields
 from services.edge.batches import lines
 from services.edge.batches.context import Context, QuotaExceeded
@@ -144,6 +144,22 @@ class Runner:
         """Run until the batch has ended, is preempted or waits for a token. Raises LeaseLost,
         StorageError.
         """
+        record = self.record
+        attributes = {"shoal.batch.id": record.id, "shoal.batch.endpoint": record.endpoint}
+        with traces.background(
+            "run batch", attributes, cause=record.traceparent, is_root=True
+        ) as span:
+            try:
+                await self._run()
+            finally:
+                counts = self.record.counts
+                span.set_attribute("shoal.batch.status", self.record.status)
+                span.set_attribute("shoal.batch.requests", counts.total)
+                span.set_attribute("shoal.batch.completed", counts.completed)
+                span.set_attribute("shoal.batch.failed", counts.failed)
+
+    async def _run(self) -> None:
+        """Run while the lease is renewed. Raises LeaseLost, StorageError."""
         work = asyncio.create_task(self._work())
         others = [asyncio.create_task(act()) for act in (self._renew, self._watch)]
         timer = asyncio.get_running_loop().call_later(
@@ -280,7 +296,9 @@ class Runner:
         async def drain() -> None:
             while waiting and not self._stop and not self.is_preempted:
                 index = waiting.popleft()
-                await self._execute_chunk(data, content, plan.chunks[index], index)
+                attributes = {"shoal.batch.chunk": index}
+                with traces.background("run chunk", attributes):
+                    await self._execute_chunk(data, content, plan.chunks[index], index)
 
         try:
             async with asyncio.TaskGroup() as group:
