@@ -6,12 +6,16 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput
+from services.edge.app import running
+from services.edge.batches.settings import BatchSettings
+from services.edge.settings import Settings
 from tests.edge.parts import MODEL, Http, Reply, Script, dense, vectors
 
 BOUNDARY = "a0b1c2d3e4f5"
@@ -123,3 +127,18 @@ async def sent(script: Script, count: int) -> None:
             return
         await asyncio.sleep(0.02)
     raise AssertionError(f"{len(script.requests)} requests were sent")
+
+
+@asynccontextmanager
+async def serving_edge(router: str, folder: BatchSettings, **more: Any) -> AsyncIterator[Http]:
+    """Run an edge in front of a router."""
+    settings = Settings(
+        edge_id="edge",
+        address="127.0.0.1:0",
+        routers=(router,),
+        grace_seconds=1.0,
+        batches=folder,
+        **more,
+    )
+    async with running(settings) as address:
+        yield Http(address)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ import pytest
 from shoal.bulk.places import place
 
 from libs.serving import Security
-from services.edge.app import running
 from services.edge.batches import leases, manager
 from services.edge.batches.leases import Lease
 from services.edge.batches.settings import BatchSettings
 from services.edge.batches.store import Store
-from services.edge.settings import Settings
 from tests.edge.batches.parts import (
     EMBEDDINGS,
     ENDED,
@@ -30,26 +27,13 @@ from tests.edge.batches.parts import (
     retrieve,
     send_form,
     sent,
+    serving_edge,
     start,
     texts,
     wait_for,
 )
-from tests.edge.parts import Http, Script, routing
+from tests.edge.parts import Script, routing
 from tests.router.parts import until
-
-
-@asynccontextmanager
-async def serving_edge(router: str, folder: BatchSettings, **more: Any) -> AsyncIterator[Http]:
-    settings = Settings(
-        edge_id="edge",
-        address="127.0.0.1:0",
-        routers=(router,),
-        grace_seconds=1.0,
-        batches=folder,
-        **more,
-    )
-    async with running(settings) as address:
-        yield Http(address)
 
 
 async def test_two_edges_execute_each_request_once(folder: BatchSettings) -> None:
