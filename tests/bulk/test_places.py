@@ -185,6 +185,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     files = fsspec.filesystem("s3")
     files.mkdir("jobs")
     yield "s3://jobs"
+    files.rm("jobs", recursive=True)
     server.stop()
     fsspec.filesystem("s3").clear_instance_cache()
 
@@ -202,6 +203,18 @@ async def test_input_and_output_in_s3(bucket: str, tmp_path: Path) -> None:
         if name.startswith("part-")
     )
     assert found["row"].to_pylist() == list(range(ROWS))
+
+
+async def test_several_inputs_in_s3(bucket: str, tmp_path: Path) -> None:
+    files = fsspec.filesystem("s3")
+    for number in range(2):
+        local = write_parquet(tmp_path / f"{number}.parquet", ROWS)
+        files.put_file(str(local), f"jobs/docs/{number}.parquet")
+    for output, source in (("out", "docs"), ("other", "docs/*.parquet")):
+        where = place(f"{bucket}/{output}")
+        manifest = await run(where, f"{bucket}/{source}", FakeClient())
+        assert (manifest.state, manifest.rows) == ("completed", 2 * ROWS)
+        assert {file.tag.partition(":")[0] for file in manifest.input.files} == {"ETag"}
 
 
 @pytest.mark.parametrize("secret", ["secret", "se cret", "se@cret"])

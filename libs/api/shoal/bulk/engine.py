@@ -29,10 +29,11 @@ from shoal.bulk.failures import InputChanged, JobError, StorageError
 from shoal.bulk.flow import MAX_CHARACTERS_IN_FLIGHT, Flow, Rate
 from shoal.bulk.inputs import Chunk, source_of
 from shoal.bulk.manifest import CONTROL, MANIFEST, Manifest, Part, State, load
+from shoal.bulk.matching import changed_file, input_of
 from shoal.bulk.parts import Content, PartWriter, failed_rows, read_content
 from shoal.bulk.places import Place, absolute, version_of
 from shoal.bulk.sending import Answer, Sender
-from shoal.bulk.spec import Limits, Recipe
+from shoal.bulk.spec import InputFile, Limits, Recipe
 from shoal.client import AsyncClient
 from shoal.errors import (
     DeadlinePassed,
@@ -92,7 +93,7 @@ def create(place: Place, uri: str, recipe: Recipe, limits: Limits) -> Manifest:
             raise JobError(
                 f"{place.uri} has parts and no {MANIFEST}; choose another output, or delete them"
             )
-        version = version_of(uri)
+        version = input_of(uri)
         return Manifest(uuid.uuid4().hex[:12], recipe, version, limits, created_at=time.time())
     _require_same(place, found, recipe, uri)
     return replace(found, limits=limits)
@@ -213,10 +214,11 @@ class Job:
         manifest = self._manifest
         if manifest.state == "cancelled" or (manifest.state == "completed" and not retry):
             raise JobError(f"the job {manifest.job} is {manifest.state}")
-        self._check_input()
+        if (change := changed_file(manifest.input)) is not None:
+            raise _input_changed(*change)
         replaced = manifest.adopt(self._place, self._adopted)
         self._writer = PartWriter(manifest.recipe, manifest.schema)
-        self._source = source_of(manifest.input.uri, manifest.recipe)
+        self._source = source_of(manifest.input, manifest.recipe)
         manifest.total = manifest.total if self._source.total is None else self._source.total
         self._place.delete(CONTROL)
         manifest.state, manifest.error = "running", ""
@@ -260,17 +262,10 @@ class Job:
     def _read(self, reader: Iterator[Chunk]) -> Chunk | None:
         """Return the next chunk, of the input as it was when the job began. Raises JobError."""
         chunk = next(reader, None)
-        self._check_input()
+        for then in self._source.take_read():
+            if (now := version_of(then.uri)) != then:
+                raise _input_changed(then, now)
         return chunk
-
-    def _check_input(self) -> None:
-        then, now = self._manifest.input, version_of(self._manifest.input.uri)
-        if now != then:
-            raise InputChanged(
-                f"the input {then.uri} changed since the job began: it had {then.size:,} bytes "
-                f"({then.tag}) and has {now.size:,} ({now.tag}); restore it and resume, or run a "
-                "new job with another output"
-            )
 
     async def _room(self, chunk: Chunk) -> None:
         """Wait until a chunk may be sent."""
@@ -584,6 +579,14 @@ class Job:
                 self._replaced.remove(name)
             self._saved_at = time.monotonic()
             self._save_seconds = self._saved_at - began
+
+
+def _input_changed(then: InputFile, now: InputFile | None) -> InputChanged:
+    has = "is gone" if now is None else f"has {now.size:,} ({now.tag})"
+    return InputChanged(
+        f"the input {then.uri} changed since the job began: it had {then.size:,} bytes "
+        f"({then.tag}) and {has}; restore it and resume, or run a new job with another output"
+    )
 
 
 def request(place: Place, manifest: Manifest, wanted: Literal["pause", "cancel"]) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 from shoal.bulk.failures import JobError
 from shoal.bulk.places import Place
-from shoal.bulk.spec import FORMAT, InputVersion, Limits, Recipe, part_name, recipe_from
+from shoal.bulk.spec import FORMAT, InputVersion, Limits, Recipe, input_from, part_name, recipe_from
 
 MANIFEST: Final = "manifest.json"
 CONTROL: Final = "control.json"
@@ -194,7 +194,7 @@ def _from_json(values: Mapping[str, Any]) -> Manifest:
     found = Manifest(
         values["job"],
         recipe_from(values["recipe"]),
-        InputVersion(**values["input"]),
+        input_from(values["input"]),
         Limits(**values["limits"]),
         values["state"],
         values["embedding_id"],

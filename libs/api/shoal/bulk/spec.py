@@ -93,8 +93,8 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class InputVersion:
-    """The state of the input file, by which a change is noticed.
+class InputFile:
+    """The state of a file, by which a change is noticed.
 
     Attributes:
         tag: The ETag or generation of an object, or the time of the last modification.
@@ -103,6 +103,23 @@ class InputVersion:
     uri: str
     size: int
     tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputVersion:
+    """The input of a job when it began.
+
+    Attributes:
+        uri: A file, a pattern, or a folder.
+        size: The size of all files.
+        tag: The tag of a single file, or a digest of all files.
+        files: The files, in the order of their rows.
+    """
+
+    uri: str
+    size: int
+    tag: str
+    files: tuple[InputFile, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +152,8 @@ def part_name(recipe: Recipe, version: InputVersion, number: int, rows: int, att
     of all that decides its content, and the number of an attempt after the first.
     """
     first = number * recipe.chunk_rows
-    digest = _digest([asdict(version), recipe.digest(), first, rows])[:16]
+    source = [version.uri, version.size, version.tag]
+    digest = _digest([source, recipe.digest(), first, rows])[:16]
     again = f".r{attempt}" if attempt else ""
     return f"part-{number:08}-{digest}{again}{recipe.suffix}"
 
@@ -146,6 +164,12 @@ def recipe_from(values: Mapping[str, Any]) -> Recipe:
     if unknown:
         raise JobError(f"the manifest has unknown fields: {', '.join(unknown)}; update shoal")
     return Recipe(**{**values, "keep": tuple(values.get("keep", ()))})
+
+
+def input_from(values: Mapping[str, Any]) -> InputVersion:
+    """Return the input of a manifest."""
+    files = tuple(InputFile(**file) for file in values["files"])
+    return InputVersion(**{**values, "files": files})
 
 
 def _digest(value: object) -> str:

@@ -71,7 +71,7 @@ class JobFiles:
         typer.Option(
             "--input",
             "-i",
-            help=".parquet or .jsonl: a path, or a URL such as s3://bucket/docs.parquet.",
+            help=".parquet or .jsonl: a path or URL (s3://bucket/docs.parquet), pattern or folder.",
             show_default=False,
             rich_help_panel=FILES,
         ),

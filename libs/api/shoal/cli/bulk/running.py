@@ -168,6 +168,7 @@ def summary(where: Place, manifest: Manifest) -> dict[str, Any]:
     """Return the manifest without its parts, as JSON values."""
     found = manifest.to_json()
     del found["parts"], found["schema"]
+    found["input"]["files"] = len(manifest.input.files)
     return {"output": where.uri, **found, "state": state_of(where, manifest)}
 
 
@@ -183,7 +184,7 @@ def print_state(where: Place, manifest: Manifest, *, as_json: bool = False) -> N
         "reason": manifest.error,
         "model": manifest.recipe.model,
         "verb": manifest.recipe.verb,
-        "input": f"{manifest.input.uri}, column {manifest.recipe.text}",
+        "input": _input(manifest),
         "rows": f"{done} in {counted(len(manifest.parts), 'part')}",
         "failed": f"{manifest.failed:,}" if manifest.failed else "",
         "tokens": f"{manifest.tokens:,}",
@@ -199,6 +200,12 @@ def print_state(where: Place, manifest: Manifest, *, as_json: bool = False) -> N
         if value:
             made.add_row(name, value)
     show(made)
+
+
+def _input(manifest: Manifest) -> str:
+    files = len(manifest.input.files)
+    several = f" ({files:,} files)" if files > 1 else ""
+    return f"{manifest.input.uri}{several}, column {manifest.recipe.text}"
 
 
 def _progress(manifest: Manifest) -> str:
