@@ -131,12 +131,14 @@ class Limits:
         failed_share: Share of failed rows at which the job stops, 0..1.
         deadline: Seconds since the epoch at which the job stops; 0 for none.
         patience: Seconds without any answered chunk after which the job stops.
+        prices: The price of a worker for an hour, by pool, in any currency.
     """
 
     in_flight: int = 8
     failed_share: float = 0.1
     deadline: float = 0.0
     patience: float = 900.0
+    prices: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.in_flight < 1:
