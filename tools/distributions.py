@@ -17,7 +17,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 # The requirement with the runtime closure of each image and of the client.
 ROLES: Mapping[str, str] = {
     "client": "shoal",
-    "edge": "shoal-mesh[edge]",
+    "edge": "shoal-mesh[edge,s3,gs]",
     "router": "shoal-mesh[router]",
     "scheduler": "shoal-mesh[scheduler]",
     "worker": "shoal-mesh[worker,grammar,chunking,documents,s3,gs]",

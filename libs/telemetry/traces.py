@@ -14,6 +14,11 @@ One request is one trace (semantic conventions for RPC and messaging):
           ├ worker   finish                             INTERNAL
           └ router   shoal.v1.WorkerService/Complete    SERVER    whichever router takes the answer
 
+A batch of requests (services/edge/batches/runner.py) is a trace, and each of its requests another:
+
+    edge             run batch                          INTERNAL  for each edge that runs it; linked with the request that created it
+    └ edge           run chunk                          INTERNAL  linked both ways with the SERVER spans of its requests
+
 Variables: OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT) turns traces on; further
 OTEL_EXPORTER_OTLP_*, OTEL_TRACES_SAMPLER and its argument, OTEL_BSP_*, OTEL_SERVICE_NAME,
 OTEL_RESOURCE_ATTRIBUTES, OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER (none) as the SDK reads them. A
@@ -166,16 +171,23 @@ def rpc(method: str, parent: Mapping[str, str], attributes: Attributes) -> Span:
     )
 
 
-def http(method: str, route: str, parent: Mapping[str, str]) -> Span:
-    """Return the SERVER span of one HTTP request; `parent`: its headers. NONE if neither this
-    process nor the caller traces. The caller of this function ends it.
+def http(method: str, route: str, parent: Mapping[str, str], chunk: Span = NONE) -> Span:
+    """Return the SERVER span of one HTTP request. NONE if neither this process nor the caller
+    traces. The caller of this function ends it.
+
+    Args:
+        parent: The headers.
+        chunk: The span of the chunk of a batch that has the request.
     """
     if not _exporting and not parent.get(TRACEPARENT):
         return NONE
     attributes = {"http.request.method": method, "http.route": route}
-    return _TRACER.start_span(
-        f"{method} {route}", _PROPAGATOR.extract(parent), SpanKind.SERVER, attributes
-    )
+    context = _PROPAGATOR.extract(parent)
+    links = [Link(chunk.get_span_context())] if traceparent_of(chunk) else []
+    span = _TRACER.start_span(f"{method} {route}", context, SpanKind.SERVER, attributes, links)
+    if links and traceparent_of(span):
+        chunk.add_link(span.get_span_context())
+    return span
 
 
 def entered(span: Span) -> AbstractContextManager[object]:
@@ -187,6 +199,40 @@ def entered(span: Span) -> AbstractContextManager[object]:
     return trace.use_span(
         span, end_on_exit=False, record_exception=False, set_status_on_exception=False
     )
+
+
+@contextmanager
+def background(
+    name: str, attributes: Attributes, *, cause: str = "", is_root: bool = False
+) -> Iterator[Span]:
+    """Make an INTERNAL span for work that no call waits for the current one; NONE if this process
+    does not trace.
+
+    Args:
+        cause: The `traceparent` of the request that caused the work, to which the span is linked.
+        is_root: Whether the span begins a trace. Otherwise it is a child of the current span.
+    """
+    if not _exporting:
+        yield NONE
+        return
+    caused_by = context_of(cause)
+    links = () if caused_by is None else (trace.get_current_span(caused_by),)
+    span = begin(name, Context() if is_root else current(), attributes=attributes, links=links)
+    try:
+        with entered(span):
+            yield span
+    except Exception as error:
+        # The message may quote a location.
+        span.set_attribute("error.type", type(error).__name__)
+        span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+        raise
+    finally:
+        span.end()
+
+
+def current() -> Span:
+    """Return the current span; NONE if there is none."""
+    return trace.get_current_span()
 
 
 def sending(lane: str) -> AbstractContextManager[Span]:

@@ -78,7 +78,7 @@ class Edge:
         self._may_be_open = self.state.is_guarded = may_be_open
         self._next_guard_check = 0.0
         self.batches: Manager | None = None
-        served: dict[tuple[str, str], Serve] = {}
+        served: dict[tuple[str, str], Serve] = batch_routes.refusals()
         if settings.batches.url:
             self.batch_context = Context(
                 settings.batches, routers.tenant, vouches=self._trust.vouches
@@ -93,8 +93,8 @@ class Edge:
             served = batch_routes.handlers(
                 Files(self.batch_context, bounds), Batches(self.batch_context, self.batches)
             )
-        table = Table(ROUTES if self.batches is None else (*ROUTES, *batch_routes.ROUTES))
-        described = json_of(document(table.routes))
+        table = Table((*ROUTES, *batch_routes.ROUTES))
+        described = json_of(document(ROUTES if self.batches is None else table.routes))
         own_answers: dict[str, Callable[[], Answer]] = {
             "/livez": _alive,
             "/health": _alive,

@@ -298,6 +298,8 @@ class Application:
     ) -> Executed:
         """Answer a POST with a JSON body as bulk work, as if a client had sent it.
 
+        Its span is linked with the current one.
+
         Args:
             metadata: Identifies the caller, who pays for the memory of the request.
             seconds: The deadline.
@@ -350,7 +352,7 @@ class Application:
         """Raises HttpError."""
         route, model = self._table.find("POST", path)
         exchange.route, exchange.dialect = route, route.dialect
-        exchange.span = traces.http("POST", route.path, {})
+        exchange.span = traces.http("POST", route.path, {}, chunk=traces.current())
         with traces.entered(exchange.span):
             await payer.reserve(len(body))
             received = Received(

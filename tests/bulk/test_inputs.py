@@ -16,6 +16,7 @@ from pyarrow import parquet
 from shoal.bulk import inputs, places
 from shoal.bulk.failures import StorageError
 from shoal.bulk.inputs import Chunk, source_of
+from shoal.bulk.matching import input_of
 from shoal.bulk.places import Folder
 from shoal.bulk.spec import Recipe
 
@@ -82,7 +83,7 @@ def put(source: Path) -> str:
 
 
 def read(uri: str, made: Recipe) -> list[Chunk]:
-    return list(source_of(uri, made).chunks(lambda number: True))
+    return list(source_of(input_of(uri), made).chunks(lambda number: True))
 
 
 def texts_of(values: list[bytes | None], *, dictionary: bool = False) -> pyarrow.Array:
@@ -147,7 +148,7 @@ def test_store_that_stays_unreachable_is_named(
         write_parquet(local, ROWS)
     else:
         write_lines(local, [{"id": n, "text": f"text {n}"} for n in range(ROWS)])
-    chunks = source_of(put(local), recipe()).chunks(lambda number: True)
+    chunks = source_of(input_of(put(local)), recipe()).chunks(lambda number: True)
     assert next(chunks).number == 0
     store.is_down = True
     with pytest.raises(StorageError, match=rf"failing://inputs/in\.{suffix} .*connection reset"):
@@ -164,7 +165,7 @@ def test_input_that_cannot_be_opened_is_named(
 
     monkeypatch.setattr(store, "_open", refuse)
     with pytest.raises(StorageError, match=r"failing://inputs/in\.jsonl .*no route to host"):
-        source_of(uri, recipe())
+        source_of(input_of(uri), recipe())
 
 
 class FailingDisk(io.RawIOBase):
@@ -180,7 +181,7 @@ class FailingDisk(io.RawIOBase):
 def test_failed_read_of_a_local_file_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = source_of(str(write_lines(tmp_path / "in.jsonl", [{"text": "a"}])), recipe())
+    source = source_of(input_of(str(write_lines(tmp_path / "in.jsonl", [{"text": "a"}]))), recipe())
     monkeypatch.setattr(inputs, "opened", lambda uri: FailingDisk())
     with pytest.raises(StorageError, match=r"in\.jsonl cannot be read: .*Input/output error"):
         list(source.chunks(lambda number: True))

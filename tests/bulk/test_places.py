@@ -185,6 +185,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     files = fsspec.filesystem("s3")
     files.mkdir("jobs")
     yield "s3://jobs"
+    files.rm("jobs", recursive=True)
     server.stop()
     fsspec.filesystem("s3").clear_instance_cache()
 
@@ -204,12 +205,25 @@ async def test_input_and_output_in_s3(bucket: str, tmp_path: Path) -> None:
     assert found["row"].to_pylist() == list(range(ROWS))
 
 
-def test_errors_of_a_storage_have_no_credentials() -> None:
+async def test_several_inputs_in_s3(bucket: str, tmp_path: Path) -> None:
+    files = fsspec.filesystem("s3")
+    for number in range(2):
+        local = write_parquet(tmp_path / f"{number}.parquet", ROWS)
+        files.put_file(str(local), f"jobs/docs/{number}.parquet")
+    for output, source in (("out", "docs"), ("other", "docs/*.parquet")):
+        where = place(f"{bucket}/{output}")
+        manifest = await run(where, f"{bucket}/{source}", FakeClient())
+        assert (manifest.state, manifest.rows) == ("completed", 2 * ROWS)
+        assert {file.tag.partition(":")[0] for file in manifest.input.files} == {"ETag"}
+
+
+@pytest.mark.parametrize("secret", ["secret", "se cret", "se@cret"])
+def test_errors_of_a_storage_have_no_credentials(secret: str) -> None:
     class Unreachable:
         def cat_file(self, path: str) -> bytes:
-            raise OSError(f"https://id:secret@store/{path} cannot be reached")
+            raise OSError(f"https://id:{secret}@store/{path} cannot be reached")
 
-    uri = "s3://id:secret@bucket/prefix"
+    uri = f"s3://id:{secret}@bucket/prefix"
     with pytest.raises(StorageError) as caught:
         ObjectFolder(uri, Unreachable(), "bucket/prefix").read("a@b")
     assert str(caught.value) == (

@@ -31,6 +31,8 @@ TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
     "edge-pod-monitor": ("pod-monitor", "edge"),
     "edge-network-policy": ("network-policy", "edge"),
     "edge-otel": ("otel", "edge"),
+    "edge-batches-claim": ("edge",),
+    "edge-batches-bucket": ("network-policy", "edge", "edge-network-policy"),
     "jwks": ("tls",),
     "redis-sentinel": ("tls",),
 }

@@ -35,6 +35,10 @@ ALONE: Final[Mapping[str, Values]] = {
     "edge-gateway": {"edge": {"gateway": ON}},
     "edge-network-policy": {},
     "edge-otel": {},
+    "edge-batches-claim": {"edge": {"batches": {"type": "claim"}}},
+    "edge-batches-bucket": {
+        "edge": {"batches": {"type": "bucket", "url": "s3://batches.example/shoal"}}
+    },
     "hpa-router": {"router": {"autoscaling": ON}},
     "pod-monitor": {"monitoring": {"podMonitors": ON}},
     "alerts": {"monitoring": {"alerts": ON}},
@@ -104,6 +108,7 @@ COMBINED: Final = (
         "edge-gateway",
         "edge-network-policy",
         "edge-pod-monitor",
+        "edge-batches-bucket",
         "edge-otel",
     ),
 )

@@ -108,6 +108,15 @@ def test_lint_finds_nothing(file: str) -> None:
             {"edge": {**ON, "gateway": ON}, "tls": ON},
             "edge.gateway: .*callers are known by tokens only",
         ),
+        ({"edge": {**ON, "batches": {"type": "bucket"}}}, "edge.batches: say which bucket"),
+        (
+            {"edge": {**ON, "batches": {"type": "bucket", "url": "s3://id:secret@bucket/a"}}},
+            r"edge.batches.url\W",
+        ),
+        (
+            {"edge": {**ON, "batches": {"url": "s3://bucket/a"}}},
+            "edge.batches: url and serviceAccountAnnotations are those of type bucket",
+        ),
         ({"redis": {"resources": {"memory": "2 GB"}}}, r"redis.resources.memory\W"),
     ],
     ids=str,

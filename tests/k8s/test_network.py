@@ -73,6 +73,9 @@ OUT: frozenset[Edge] = frozenset(
         ("worker", "169.254.169.252/32", 988),
     }
 )
+EDGE_TO_STORES: frozenset[Edge] = frozenset(
+    ("edge", to, port) for who, to, port in OUT if who == "worker" and port != 53
+)
 TRACES: frozenset[Edge] = frozenset((name, COLLECTOR, 4317) for name in SPEAK_DNS)
 
 
@@ -138,7 +141,12 @@ def test_policies_allow_exactly_the_used_connections(
 
 @pytest.mark.parametrize(
     ("names", "more"),
-    [((), frozenset()), (("otel", "edge-otel"), TRACES | {("edge", COLLECTOR, 4317)})],
+    [
+        ((), frozenset()),
+        (("otel", "edge-otel"), TRACES | {("edge", COLLECTOR, 4317)}),
+        (("edge-batches-claim",), frozenset()),
+        (("edge-batches-bucket",), EDGE_TO_STORES),
+    ],
 )
 def test_edge_is_reached_by_clients_and_reaches_routers(
     names: tuple[str, ...], more: frozenset[Edge]

@@ -57,8 +57,9 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
             "SHOAL_BATCHES_FILE_BYTES",
             "SHOAL_BATCHES_IN_FLIGHT",
             "SHOAL_BATCHES_LINES",
+            "SHOAL_BATCHES_TENANT_BATCHES",
             "SHOAL_BATCHES_TENANT_BYTES",
-            "SHOAL_BATCHES_URL",  # off
+            "SHOAL_BATCHES_TENANT_REQUESTS",
             "SHOAL_CL100K",
             "SHOAL_CONSOLE",  # off beyond loopback
             "SHOAL_CONSOLE_ADDRESS",
@@ -216,6 +217,8 @@ def test_every_variable_that_a_service_reads_is_set_somewhere_or_good_as_it_is(
         "components/tokens",
         "components/edge",
         "components/edge-tls",
+        "components/edge-batches-claim",
+        "components/edge-batches-bucket",
         "components/jwks",
         "components/external-redis",
         "components/redis-sentinel",

@@ -17,7 +17,10 @@ from pathlib import Path
 import pytest
 from shoal import Client
 
+from tests.edge.batches.parts import ENDED, line, start, wait_for
+from tests.edge.parts import Http
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.router.parts import until
 from tests.support.cluster import Cluster
 from tests.support.waiting import wait_until
 from tests.telemetry.receiver import Receiver, Seen, receiving
@@ -84,7 +87,9 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
             models=str(directory / "models"),
             routers=2,
             workers=2,
+            edges=1,
             environment=environment,
+            each={"edge-0": {"SHOAL_BATCHES_URL": str(directory / "batches")}},
         )
         cluster.each["worker-1"] = {"SHOAL_ROUTERS": ",".join(reversed(cluster.addresses))}
         with cluster:
@@ -249,6 +254,48 @@ def test_unsampled_request_leaves_no_spans(mesh: Traced) -> None:
     again, _ = mesh.ask()
     mesh.spans(again, lambda spans: bool(named(spans, f"process {LANE}")))
     assert not mesh.receiver.of_trace(trace)
+
+
+async def test_batch_is_a_trace_that_is_linked_with_those_of_its_requests(mesh: Traced) -> None:
+    http = Http(mesh.cluster.http_addresses[0])
+    await until(lambda: is_ready(http), "the edge", 120.0)
+    body = {"model": MODEL, "input": "a text"}
+    content = line("good", "", body=body) + line("bad", "", body=body | {"dimensions": -1})
+    batch = await wait_for(http, await start(http, content), ENDED)
+    assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+
+    def find_run() -> list[Seen]:
+        return [
+            span
+            for span in named(mesh.receiver.spans, "run batch")
+            if span.attributes["shoal.batch.id"] == batch["id"]
+        ]
+
+    await until(lambda: bool(find_run()), "the span of the batch", 120.0)
+    (run,) = find_run()
+    assert not run.parent
+    assert run.attributes["shoal.batch.status"] == "completed"
+    assert (run.attributes["shoal.batch.completed"], run.attributes["shoal.batch.failed"]) == (1, 1)
+    (created,) = named(mesh.receiver.spans, "POST /v1/batches")
+    assert run.links == {created.id}
+    chunk = only(mesh.receiver.of_trace(run.trace), "run chunk")
+    assert (chunk.parent, chunk.attributes["shoal.batch.chunk"]) == (run.id, 0)
+
+    def find_requests() -> list[Seen]:
+        spans = named(mesh.receiver.spans, "POST /v1/embeddings")
+        return [span for span in spans if chunk.id in span.links]
+
+    await until(lambda: len(find_requests()) == 2, "the spans of the requests", 120.0)
+    assert {span.id for span in find_requests()} == chunk.links
+    assert len({run.trace, *(span.trace for span in find_requests())}) == 3
+    assert sum("error.type" in span.attributes for span in find_requests()) == 1
+
+
+async def is_ready(http: Http) -> bool:
+    try:
+        return (await http.get("/readyz")).status == 200
+    except OSError:
+        return False
 
 
 def test_log_lines_carry_the_trace(mesh: Traced) -> None:

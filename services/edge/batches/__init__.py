@@ -7,6 +7,7 @@ the edge executes through its routes.
 - `leases.py`: claims of batches, so that one edge runs each.
 - `context.py`: the parts that handlers and runners share: threads, quotas, callers.
 - `files.py`, `batches.py`: the handlers of the routes.
+- `gate.py`: limits requests in flight.
 - `runner.py`: runs one batch.
 - `manager.py`: finds batches to run, and deletes expired files.
 """

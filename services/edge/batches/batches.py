@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from libs.telemetry import traces
 from services.edge.batches.context import (
     Caller,
     Context,
@@ -25,7 +26,7 @@ from services.edge.batches.files import (
 )
 from services.edge.batches.lines import is_endpoint
 from services.edge.batches.manager import Manager
-from services.edge.batches.objects import BATCH_PREFIX, FILE_PREFIX, BatchRecord
+from services.edge.batches.objects import BATCH_PREFIX, FILE_PREFIX, BatchRecord, FileRecord
 from services.edge.batches.runner import CANCEL
 from services.edge.intake.served import ServedRequest
 from services.edge.messages.base import Answer, HttpError, Received, invalid
@@ -34,8 +35,6 @@ from services.edge.messages.reading import read
 
 WINDOW: Final = "24h"
 COMPLETION_WINDOW_SECONDS: Final = 86_400
-MAX_UNFINISHED: Final = 100
-"""The maximum number of batches of a tenant that have not ended."""
 MAX_METADATA: Final = 16
 MAX_KEY_CHARACTERS: Final = 64
 MAX_VALUE_CHARACTERS: Final = 512
@@ -84,12 +83,14 @@ class Batches:
         wanted = read(BatchRequest, Received(body, Names({})))
         seconds = _check(wanted)
         with storage_errors():
-            await self._check_input(caller, wanted.input_file_id)
-            await self._context.check_records(caller.store)
-            await self._context.check_quota(caller.store)
-            await self._check_unfinished(caller)
-            record = self._record(wanted, caller, seconds)
-            await self._context.io(caller.store.create_batch, record)
+            found = await self._check_input(caller, wanted.input_file_id)
+            requests = min(found.lines, self._context.settings.lines)
+            record = self._record(wanted, caller, seconds, requests)
+            async with self._context.creating_batch(caller.store.key):
+                await self._context.check_records(caller.store)
+                await self._context.check_quota(caller.store)
+                await self._context.check_batch_quotas(caller.store, requests)
+                await self._context.io(caller.store.create_batch, record)
         self._manager.wake()
         return answer_of(record.to_openai())
 
@@ -150,7 +151,7 @@ class Batches:
             shown |= {"status": "cancelling", "cancelling_at": msgspec.json.decode(at, type=int)}
         return shown
 
-    async def _check_input(self, caller: Caller, identity: str) -> None:
+    async def _check_input(self, caller: Caller, identity: str) -> FileRecord:
         found = await self._context.io(caller.store.file, identity, time.time())
         if found is None:
             raise HttpError(
@@ -161,18 +162,11 @@ class Batches:
             )
         if found.purpose != PURPOSE:
             raise invalid(f"the purpose of the input must be {PURPOSE}", "input_file_id")
+        return found
 
-    async def _check_unfinished(self, caller: Caller) -> None:
-        names = await self._context.io(lambda: self._context.store.active().names())
-        own = sum(name.startswith(f"{caller.store.key}.") and "lease" not in name for name in names)
-        if own >= MAX_UNFINISHED:
-            raise HttpError(
-                "QUEUE_FULL",
-                f"{MAX_UNFINISHED} batches of this tenant have not ended: wait, or cancel some",
-                retry_after=60.0,
-            )
-
-    def _record(self, wanted: BatchRequest, caller: Caller, seconds: int) -> BatchRecord:
+    def _record(
+        self, wanted: BatchRequest, caller: Caller, seconds: int, requests: int
+    ) -> BatchRecord:
         identity, now = new_id(BATCH_PREFIX)
         longest = int(self._context.settings.expiry_seconds)
         return BatchRecord(
@@ -186,6 +180,8 @@ class Batches:
             output_id=new_id(FILE_PREFIX)[0],
             errors_id=new_id(FILE_PREFIX)[0],
             output_seconds=min(seconds or longest, longest),
+            traceparent=traces.traceparent_of(traces.current()),
+            max_requests=requests,
             tenant=caller.tenant,
             needs_token=caller.needs_token,
         )

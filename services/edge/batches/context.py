@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 from shoal.bulk.failures import StorageError
@@ -42,10 +43,14 @@ QUOTA_SECONDS: Final = 10.0
 """How long the size of a tenant's files is used to check results of its batch. Each chunk would
 read all its records otherwise.
 """
+QUOTA_RETRY_SECONDS: Final = 60.0
+"""When to retry the creation of a batch for which a quota has no space."""
 MAX_RECORDS: Final = 10_000
 """The maximum number of files and batches of a tenant."""
-MAX_CREDENTIALS: Final = 10_000
-"""The maximum number of tenants with a token in memory."""
+MAX_CREDENTIALS_BYTES: Final = 16 << 20
+"""The maximum size of the tokens of all tenants in memory, with the metadata sent with them."""
+CREDENTIAL_BYTES: Final = 512
+"""The size of a tenant's entry without its metadata."""
 
 Identify = Callable[[Metadata], Awaitable[str]]
 """Returns the tenant of a call's metadata. Raises ShoalError."""
@@ -64,6 +69,37 @@ class Caller:
     store: TenantStore
     tenant: str
     needs_token: bool
+
+
+class Credentials:
+    """The newest credential of each tenant, by the tenant's key. It is never stored.
+
+    The credentials that arrived first are forgotten if all have more than MAX_CREDENTIALS_BYTES.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, Metadata] = {}
+        self._bytes = 0
+
+    def newest(self, key: str) -> Metadata | None:
+        return self._newest.get(key)
+
+    def keep(self, key: str, metadata: Metadata) -> None:
+        self.forget(key)
+        self._newest[key] = metadata
+        self._bytes += _size_of(metadata)
+        while self._bytes > MAX_CREDENTIALS_BYTES:
+            self.forget(next(iter(self._newest)))
+
+    def forget(self, key: str) -> None:
+        metadata = self._newest.pop(key, None)
+        if metadata is not None:
+            self._bytes -= _size_of(metadata)
+
+
+def _size_of(metadata: Metadata) -> int:
+    """Return the bytes of a tenant's entry."""
+    return CREDENTIAL_BYTES + sum(len(name) + len(value) for name, value in metadata)
 
 
 class Context:
@@ -87,7 +123,9 @@ class Context:
         # credential of each tenant, which is never stored. The latter are by the tenant's key.
         self._sizes: dict[str, tuple[int, float]] = {}
         self._pending: Counter[str] = Counter()
-        self._credentials: dict[str, Metadata] = {}
+        self._credentials = Credentials()
+        # Locks of tenants for which batches are being created.
+        self._creations: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def close(self) -> None:
         for threads in (self._threads, self._validation, self._leases):
@@ -120,10 +158,7 @@ class Context:
         kept = tuple(pair for pair in request.metadata if pair[0] != REQUEST_ID_HEADER)
         needs_token = any(name == AUTHORIZATION for name, _ in kept)
         if needs_token:
-            self._credentials.pop(key, None)
-            if len(self._credentials) >= MAX_CREDENTIALS:
-                del self._credentials[next(iter(self._credentials))]
-            self._credentials[key] = kept
+            self._credentials.keep(key, kept)
         named = next((str(value) for name, value in kept if name == TENANT_HEADER), "")
         return Caller(self.store.tenant(key), named, needs_token)
 
@@ -139,8 +174,8 @@ class Context:
         named: Metadata = (*ANY_ANSWER, *(((TENANT_HEADER, tenant),) if tenant else ()))
         if not needs_token:
             return named
-        if key in self._credentials:
-            return self._credentials[key]
+        if (newest := self._credentials.newest(key)) is not None:
+            return newest
         if self._vouches:
             return None
         try:
@@ -151,8 +186,8 @@ class Context:
 
     def forget_credential(self, key: str, refused: Metadata) -> None:
         """Forget a token that a router has refused, unless a newer one has arrived."""
-        if self._credentials.get(key) == refused:
-            del self._credentials[key]
+        if self._credentials.newest(key) == refused:
+            self._credentials.forget(key)
 
     async def check_quota(self, store: TenantStore, more: int = 0, without: str = "") -> None:
         """Check that a tenant may store `more` bytes. Raises QuotaExceeded, StorageError.
@@ -192,7 +227,37 @@ class Context:
         await self.io(store.forget_batches, max(1, MAX_RECORDS // 100))
         if await self.io(store.count) >= MAX_RECORDS:
             raise HttpError(
-                "TOO_LARGE", f"this tenant has {MAX_RECORDS:,} files and batches: delete files"
+                "STORAGE_QUOTA_EXCEEDED",
+                f"this tenant has {MAX_RECORDS:,} files and batches: delete files",
+            )
+
+    def creating_batch(self, key: str) -> asyncio.Lock:
+        """Return the lock of a tenant's quotas of batches, from their check until a batch is
+        stored. Quotas of other edges are checked at the same time.
+        """
+        return self._creations.setdefault(key, asyncio.Lock())
+
+    async def check_batch_quotas(self, store: TenantStore, requests: int) -> None:
+        """Check that a tenant may start a batch of `requests`. Raises HttpError, StorageError."""
+        settings = self.settings
+        unfinished = len(await self.io(store.unfinished_ids))
+        if unfinished >= settings.tenant_batches:
+            raise HttpError(
+                "BATCH_QUOTA_EXCEEDED",
+                f"{unfinished:,} batches of this tenant have not ended, and at most "
+                f"{settings.tenant_batches:,} may be in progress: wait, or cancel some",
+                retry_after=QUOTA_RETRY_SECONDS,
+            )
+        if unfinished * settings.lines + requests <= settings.tenant_requests:
+            return  # however many requests these batches have, so that no record is read
+        waiting = await self.io(lambda: sum(one.waiting for one in store.unfinished()))
+        if waiting + requests > settings.tenant_requests:
+            raise HttpError(
+                "REQUEST_QUOTA_EXCEEDED",
+                f"{waiting:,} requests of this tenant's batches wait for a result, and with the "
+                f"{requests:,} of this one they would be more than "
+                f"{settings.tenant_requests:,}: wait, or cancel some batches",
+                retry_after=QUOTA_RETRY_SECONDS,
             )
 
     def add_pending(self, key: str, size: int) -> None:
@@ -219,7 +284,7 @@ def storage_errors() -> Iterator[None]:
             "INTERNAL", "the storage of files failed: try again later", status=503
         ) from None
     except QuotaExceeded as error:
-        raise HttpError("TOO_LARGE", str(error)) from None
+        raise HttpError("STORAGE_QUOTA_EXCEEDED", str(error)) from None
 
 
 def new_id(prefix: str) -> tuple[str, int]:

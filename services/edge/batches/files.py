@@ -80,7 +80,7 @@ class Files:
                         f"the form has more than {_FORM_BYTES:,} bytes in addition to its file",
                     )
             form.finish()
-            record = self._record(form, identity, now, upload.size)
+            record = self._record(form, identity, now, upload)
             await upload.commit(record)
         except BaseException:
             if not upload.is_committing:  # else the file may exist
@@ -110,12 +110,12 @@ class Files:
             is_last = not event.get("more_body")
             yield event.get("body", b"")
 
-    def _record(self, form: Form, identity: str, now: int, size: int) -> FileRecord:
+    def _record(self, form: Form, identity: str, now: int, upload: _Upload) -> FileRecord:
         """Return the record of an upload. Raises HttpError."""
         purpose = form.fields.get("purpose", "")
         if purpose != PURPOSE:
             raise invalid(f"purpose is {purpose[:50]!r}; it must be {PURPOSE}", "purpose")
-        if not size:
+        if not upload.size:
             raise invalid("the file is empty", "file")
         seconds = expiry_seconds(
             form.fields.get("expires_after[anchor]"), form.fields.get("expires_after[seconds]")
@@ -125,7 +125,8 @@ class Files:
             id=identity,
             filename=form.file_name or "",
             purpose=purpose,
-            bytes=size,
+            bytes=upload.size,
+            lines=upload.lines,
             created_at=now,
             expires_at=now + min(seconds or longest, longest),
             folder=identity,
@@ -193,9 +194,15 @@ class _Upload:
     caller: Caller
     identity: str
     size: int = 0
+    breaks: int = 0
+    ends_with_break: bool = False
     pieces: list[Piece] = field(default_factory=list)
     buffer: bytearray = field(default_factory=bytearray)
     is_committing: bool = False
+
+    @property
+    def lines(self) -> int:
+        return self.breaks + (not self.ends_with_break)
 
     async def add(self, data: bytes) -> None:
         """Append to the file. Raises HttpError, QuotaExceeded, StorageError."""
@@ -203,6 +210,9 @@ class _Upload:
         if self.size + len(data) > limit:
             raise _too_large(limit)
         self.size += len(data)
+        if data:
+            self.breaks += data.count(b"\n")
+            self.ends_with_break = data.endswith(b"\n")
         self.context.add_pending(self.caller.store.key, len(data))
         self.buffer += data
         if len(self.buffer) >= FILE_PIECE_BYTES:

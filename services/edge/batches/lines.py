@@ -431,6 +431,26 @@ def make_part(output: list[bytes], errors: list[bytes], tokens: tuple[int, int])
     return b"".join((msgspec.json.encode(counts), b"\n", *output, *errors))
 
 
+class Results:
+    """The results of a chunk, in the order in which requests were answered."""
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self.bytes = 0
+        self.input_tokens = self.output_tokens = 0
+        self._lines: dict[bool, list[bytes]] = {False: [], True: []}
+
+    def add(self, number: int, line: bytes, is_error: bool) -> None:
+        self.numbers.add(number)
+        self.bytes += len(line)
+        self._lines[is_error].append(line)
+
+    def take_part(self) -> bytes:
+        """Return the part, and free the lines."""
+        output, errors = self._lines.pop(False), self._lines.pop(True)
+        return make_part(output, errors, (self.input_tokens, self.output_tokens))
+
+
 def read_counts(part: bytes) -> PartCounts:
     """Return the sizes and counts of a part. Raises ValueError if it is damaged."""
     head = part[: max(0, part.find(b"\n"))]  # no copy of the rest, which can have 64 MiB

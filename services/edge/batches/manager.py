@@ -15,9 +15,10 @@ from shoal.bulk.failures import StorageError
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.edge.batches.context import Context
+from services.edge.batches.gate import Gate
 from services.edge.batches.leases import Lease, LeaseLost, Observed, latest_generations
 from services.edge.batches.objects import BATCH_ID, ENDED, BatchRecord, created_at
-from services.edge.batches.runner import CANCEL, Execute, Gate, Runner
+from services.edge.batches.runner import CANCEL, Execute, Runner
 from services.edge.batches.store import TenantStore
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ MIN_SCAN_SECONDS: Final = 0.2
 MAX_RUNNING: Final = 4
 """The maximum number of batches that an edge runs at a time."""
 TURN_SECONDS: Final = 60.0
-"""How long a batch keeps its place while a tenant without one waits."""
+"""How long a batch keeps its slot while a tenant without one waits."""
 CLEAN_SECONDS: Final = 600.0
 RESTART_SECONDS: Final = 30.0
 """How long a batch waits after its storage failed."""
@@ -132,7 +133,7 @@ class Manager:
                 await self._claim(name, generations.get(name, 0))
             elif is_free and not is_full and await self._is_runnable(name):
                 is_full = True
-                self._make_place(name)
+                self._preempt_for(name)
 
     def _by_turn(self, markers: list[str]) -> list[str]:
         """Return batches so that tenants with few running ones have the first, then those that
@@ -147,13 +148,13 @@ class Manager:
             turns[tenant] += name not in self._tasks
         return [one[-1] for one in sorted(ordered)]
 
-    def _make_place(self, name: str) -> None:
-        """Let a batch leave its place to another tenant's batch that could run.
+    def _preempt_for(self, name: str) -> None:
+        """Preempt a batch of a tenant that runs more batches than the tenant of a waiting one.
 
-        1. A tenant that runs two more batches than the other one leaves a place at once.
-        2. A tenant that runs one more does so when its batch has had its turn.
+        1. If it runs two more, a batch is preempted at once.
+        2. If it runs one more, the batch that has run longest is preempted after its turn.
         """
-        if any(runner.is_leaving for runner in self._runners.values()):
+        if any(runner.is_preempted for runner in self._runners.values()):
             return
         counts, now = Counter(map(_tenant, self._tasks)), time.monotonic()
 
@@ -163,7 +164,7 @@ class Manager:
         longest = max(self._tasks, key=rank)
         lead, seconds = rank(longest)
         if lead > 1 or (lead == 1 and seconds >= TURN_SECONDS):
-            self._runners[longest.partition(".")[2]].leave()
+            self._runners[longest.partition(".")[2]].preempt()
 
     async def _is_runnable(self, name: str) -> bool:
         """Return whether a batch would run if this edge claimed it."""

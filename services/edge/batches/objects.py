@@ -57,6 +57,7 @@ class FileRecord(msgspec.Struct, kw_only=True, frozen=True):
     Attributes:
         folder: The folder with its data: its id, or that of the batch that wrote it.
         batch: The batch that wrote it; empty for an upload.
+        lines: An upper bound of the number of requests of an upload; 0 for a file of a batch.
     """
 
     id: str
@@ -67,6 +68,7 @@ class FileRecord(msgspec.Struct, kw_only=True, frozen=True):
     expires_at: int
     folder: str
     batch: str = ""
+    lines: int = 0
 
     def to_openai(self) -> dict[str, Any]:
         return {
@@ -117,6 +119,8 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         output_id: The id that the file of results has once it exists.
         errors_id: The same of the file of errors.
         output_seconds: How long these files are kept.
+        traceparent: The trace context of the request that created it; empty without a trace.
+        max_requests: An upper bound of its requests, until its input is validated.
         stored_bytes: The size of the results that are stored.
         output_bytes: The part of it that is in the file of results.
         ending: The last state, once no more requests are executed; empty before.
@@ -131,6 +135,8 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     output_id: str
     errors_id: str
     output_seconds: int
+    traceparent: str = ""
+    max_requests: int = 0
     tenant: str = ""
     needs_token: bool = False
     metadata: dict[str, str] | None = None
@@ -154,6 +160,12 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     @property
     def is_ended(self) -> bool:
         return self.status in ENDED
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests without a result, at most."""
+        total = self.counts.total or self.max_requests
+        return total - self.counts.completed - self.counts.failed
 
     @property
     def error_bytes(self) -> int:

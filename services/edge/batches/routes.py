@@ -9,7 +9,7 @@ import msgspec
 from services.edge.batches.batches import Batches, BatchRequest
 from services.edge.batches.files import Files
 from services.edge.dialects.openai import OPENAI
-from services.edge.intake.served import Serve
+from services.edge.intake.served import Serve, ServedRequest
 from services.edge.messages.base import Answer, HttpError, Received, Route
 
 _PAGE: Final = {
@@ -95,12 +95,13 @@ class BatchesPage(msgspec.Struct, kw_only=True):
     last_id: str | None
 
 
-def _unserved(received: Received) -> Answer:
-    raise HttpError("NO_SUCH_ROUTE", "this edge has no storage for files")
+def _decode_nothing(received: Received) -> Answer:
+    """Stand in for the decoder of a dialect: `handlers` and `refusals` serve all these routes."""
+    raise HttpError("NO_SUCH_ROUTE", "this route is served without a decoder")
 
 
 def _route(method: str, path: str, summary: str, answer: Any, **more: Any) -> Route:
-    return Route(method, path, OPENAI, _unserved, summary, answer=answer, **more)
+    return Route(method, path, OPENAI, _decode_nothing, summary, answer=answer, **more)
 
 
 _FORM: Final = {"body": BatchesUpload, "body_media_type": "multipart/form-data"}
@@ -135,3 +136,16 @@ def handlers(files: Files, batches: Batches) -> dict[tuple[str, str], Serve]:
         ("GET", "/v1/batches/{batch_id}"): batches.retrieve,
         ("POST", "/v1/batches/{batch_id}/cancel"): batches.cancel,
     }
+
+
+def refusals() -> dict[tuple[str, str], Serve]:
+    """Return handlers of all routes for an edge without a storage."""
+    return {(route.method, route.path): _refuse for route in ROUTES}
+
+
+async def _refuse(request: ServedRequest) -> Answer:
+    raise HttpError(
+        "BATCHES_DISABLED",
+        "files and batches are switched off: set SHOAL_BATCHES_URL on the edge to a directory or "
+        "a URL such as s3://bucket/prefix",
+    )

@@ -16,23 +16,22 @@ import asyncio
 import logging
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import Awaitable
 from functools import partial
 from typing import Final, Literal, Protocol
 
 import msgspec
 from shoal.bulk.failures import StorageError
-from shoal.bulk.flow import Flow
 from shoal.bulk.places import Place
 from shoal.transport.wire import Metadata
 
-from libs.telemetry import metrics
+from libs.telemetry import metrics, traces
 from libs.telemetry.logs import fields
 from services.edge.batches import lines
 from services.edge.batches.context import Context, QuotaExceeded
 from services.edge.batches.files import OUTPUT_PURPOSE
+from services.edge.batches.gate import REFUSED, Gate
 from services.edge.batches.leases import BATCH_RENEW_SECONDS, Lease
 from services.edge.batches.objects import (
     BatchError,
@@ -54,16 +53,13 @@ log = logging.getLogger(__name__)
 CANCEL: Final = "cancel.json"
 """The object that asks for the end of a batch: the time of the request."""
 CHUNKS_IN_FLIGHT: Final = 2
-MAX_FLOWS: Final = 10_000
-"""The maximum number of tenants and models with an adapted limit; idle ones are forgotten."""
-LEAVE_SECONDS: Final = 30.0
-"""How long a batch that leaves its place to another one waits for the next answer of its chunks."""
+PREEMPT_SECONDS: Final = 30.0
+"""How long a preempted batch waits for the next answer of its chunks."""
 MAX_FAULTS: Final = 3
 """How often a request is sent that fails for a reason other than an overload."""
 MIN_REQUEST_SECONDS: Final = 60.0
 _PLAN: Final = "plan.json"
 _PARTS: Final = "parts.json"
-_REFUSED: Final = (429, 503)
 _EXPIRED: Final = (
     "batch_expired",
     "This request could not be executed before the completion window expired.",
@@ -86,107 +82,6 @@ class Execute(Protocol):
     def __call__(
         self, path: str, body: bytes, metadata: Metadata, request_id: str, seconds: float, /
     ) -> Awaitable[Executed]: ...
-
-
-Sender = tuple[str, str]
-"""A tenant's key and a model."""
-
-
-class Gate:
-    """Limits the requests of all batches in flight.
-
-    1. All together have a maximum.
-    2. Those of a tenant to a model have a limit that adapts to refusals, so that neither another
-       tenant's limits nor another model's overload slows them down.
-    3. If several may send, the tenant with the fewest requests in flight does.
-    """
-
-    def __init__(self, maximum: int) -> None:
-        self._maximum = maximum
-        # The state: the flow of each sender, oldest first, the numbers of requests in flight, also
-        # of senders and of tenants, and those that wait.
-        self._flows: dict[Sender, Flow] = {}
-        self._total = 0
-        self._running: Counter[Sender] = Counter()
-        self._tenants: Counter[str] = Counter()
-        self._waiting: dict[Sender, deque[asyncio.Future[None]]] = {}
-
-    @property
-    def in_flight(self) -> int:
-        """The number of requests that were sent and are not answered."""
-        return self._total
-
-    def limit(self, sender: Sender) -> int:
-        """Return how many requests a sender may have in flight."""
-        return self._flow(sender).limit
-
-    @asynccontextmanager
-    async def enter(self, sender: Sender) -> AsyncIterator[None]:
-        """Wait until a request may be sent."""
-        if sender in self._waiting or not self._may_send(sender):
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(sender, deque()).append(waiter)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                if waiter.done() and not waiter.cancelled():
-                    self._leave(sender)
-                raise
-        else:
-            self._start(sender)
-        try:
-            yield
-        finally:
-            self._leave(sender)
-
-    def report(self, sender: Sender, status: int, sent_at: float, now: float) -> None:
-        """Adapt the limit to the status of a request that was sent at `sent_at`."""
-        if status in (*_REFUSED, 504):
-            self._flow(sender).overloaded(sent_at, now)
-        elif status < 500:
-            self._flow(sender).succeeded()
-
-    def _may_send(self, sender: Sender) -> bool:
-        is_free = self._total < self._maximum
-        return is_free and self._running[sender] < self.limit(sender)
-
-    def _start(self, sender: Sender) -> None:
-        self._total += 1
-        self._running[sender] += 1
-        self._tenants[sender[0]] += 1
-
-    def _leave(self, sender: Sender) -> None:
-        self._total -= 1
-        self._running[sender] -= 1
-        if not self._running[sender]:
-            del self._running[sender]
-        self._tenants[sender[0]] -= 1
-        if not self._tenants[sender[0]]:
-            del self._tenants[sender[0]]
-        while self._total < self._maximum:
-            # Few senders wait, because few batches run, and each has few models.
-            senders = [waiting for waiting in self._waiting if self._may_send(waiting)]
-            if not senders:
-                break
-            first = min(senders, key=lambda one: (self._tenants[one[0]], self._running[one]))
-            waiters = self._waiting[first]
-            waiter = waiters.popleft()
-            if not waiters:
-                del self._waiting[first]
-            if not waiter.done():
-                self._start(first)
-                waiter.set_result(None)
-
-    def _flow(self, sender: Sender) -> Flow:
-        found = self._flows.get(sender)
-        if found is None:
-            if len(self._flows) >= MAX_FLOWS:
-                busy = self._running.keys() | self._waiting.keys()
-                idle = next((one for one in self._flows if one not in busy), None)
-                if idle is not None:
-                    del self._flows[idle]
-            found = self._flows[sender] = Flow(self._maximum)
-        return found
 
 
 class Runner:
@@ -220,8 +115,8 @@ class Runner:
         self._is_changed = False
         self._stop: Stop = ""
         self._validation_stop = threading.Event()
-        # Whether the batch leaves its place, and the time of the last answer.
-        self.is_leaving = False
+        # Whether another batch gets the slot, and the time of the last answer.
+        self.is_preempted = False
         self._answered_at = time.monotonic()
 
     def cancel(self, at: int) -> None:
@@ -230,25 +125,41 @@ class Runner:
         self._set_stop("cancelled")
         self._validation_stop.set()
 
-    def leave(self) -> None:
+    def preempt(self) -> None:
         """Stop after the chunks in flight, so that another batch is run. If they get no answers,
-        stop before, and execute them again later.
+        stop earlier; they are executed again later.
         """
-        self.is_leaving, self._answered_at = True, time.monotonic()
-        self._leave_if_stuck()
+        self.is_preempted, self._answered_at = True, time.monotonic()
+        self._stop_if_stuck()
 
-    def _leave_if_stuck(self) -> None:
+    def _stop_if_stuck(self) -> None:
         now = time.monotonic()
-        if now - self._answered_at >= LEAVE_SECONDS:
+        if now - self._answered_at >= PREEMPT_SECONDS:
             self._set_stop("waiting")
         elif not self._stop:
-            delay = self._answered_at + LEAVE_SECONDS - now + 0.01
-            asyncio.get_running_loop().call_later(delay, self._leave_if_stuck)
+            delay = self._answered_at + PREEMPT_SECONDS - now + 0.01
+            asyncio.get_running_loop().call_later(delay, self._stop_if_stuck)
 
     async def run(self) -> None:
-        """Run until the batch has ended, leaves its place or waits for a token. Raises LeaseLost,
+        """Run until the batch has ended, is preempted or waits for a token. Raises LeaseLost,
         StorageError.
         """
+        record = self.record
+        attributes = {"shoal.batch.id": record.id, "shoal.batch.endpoint": record.endpoint}
+        with traces.background(
+            "run batch", attributes, cause=record.traceparent, is_root=True
+        ) as span:
+            try:
+                await self._run()
+            finally:
+                counts = self.record.counts
+                span.set_attribute("shoal.batch.status", self.record.status)
+                span.set_attribute("shoal.batch.requests", counts.total)
+                span.set_attribute("shoal.batch.completed", counts.completed)
+                span.set_attribute("shoal.batch.failed", counts.failed)
+
+    async def _run(self) -> None:
+        """Run while the lease is renewed. Raises LeaseLost, StorageError."""
         work = asyncio.create_task(self._work())
         others = [asyncio.create_task(act()) for act in (self._renew, self._watch)]
         timer = asyncio.get_running_loop().call_later(
@@ -383,9 +294,11 @@ class Runner:
         waiting = deque(index for index in range(len(plan.chunks)) if index not in self._parts)
 
         async def drain() -> None:
-            while waiting and not self._stop and not self.is_leaving:
+            while waiting and not self._stop and not self.is_preempted:
                 index = waiting.popleft()
-                await self._execute_chunk(data, content, plan.chunks[index], index)
+                attributes = {"shoal.batch.chunk": index}
+                with traces.background("run chunk", attributes):
+                    await self._execute_chunk(data, content, plan.chunks[index], index)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -394,7 +307,7 @@ class Runner:
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         if waiting and not self._stop:
-            self._set_stop("waiting")  # the batch leaves its place
+            self._set_stop("waiting")  # the batch is preempted
 
     async def _execute_chunk(self, data: Place, content: Content, chunk: Chunk, index: int) -> None:
         metadata = await self._context.credential(
@@ -406,7 +319,7 @@ class Runner:
         found = await self._context.io(_read_lines, content, chunk)
         if self._is_stopping():
             return  # `_set_stop` cancels only requests that were sent before
-        results = _Results()
+        results = lines.Results()
         tasks = [
             asyncio.create_task(self._execute_line(number, line, metadata, results))
             for number, line in found
@@ -432,7 +345,7 @@ class Runner:
             await self._commit(data, index, results)
 
     async def _execute_line(
-        self, number: int, line: bytes, metadata: Metadata, results: _Results
+        self, number: int, line: bytes, metadata: Metadata, results: lines.Results
     ) -> None:
         """Execute a request until it has a result, and add that to the results of its chunk."""
         prepare = partial(lines.prepare, line, self.record.endpoint, self.record.model)
@@ -453,7 +366,7 @@ class Runner:
                 self._context.forget_credential(self.key, metadata)
                 self._set_stop("waiting")
                 return
-            if executed.status not in _REFUSED:
+            if executed.status not in REFUSED:
                 faults += 1
                 if executed.status < 500 or faults >= MAX_FAULTS:
                     break
@@ -477,7 +390,7 @@ class Runner:
         results.output_tokens += executed.output_tokens
 
     async def _commit(
-        self, data: Place, index: int, results: _Results, *, has_quota: bool = True
+        self, data: Place, index: int, results: lines.Results, *, has_quota: bool = True
     ) -> None:
         """Store the results of a chunk, unless another edge has stored some.
 
@@ -506,11 +419,11 @@ class Runner:
         for index, chunk in enumerate(plan.chunks):
             if index in self._parts:
                 continue
-            results = _Results()
+            results = lines.Results()
             await self._context.io(self._add_expired, content, chunk, results)
             await self._commit(data, index, results, has_quota=False)
 
-    def _add_expired(self, content: Content, chunk: Chunk, results: _Results) -> None:
+    def _add_expired(self, content: Content, chunk: Chunk, results: lines.Results) -> None:
         """Add errors for the requests of a chunk without results. Blocks."""
         for number, line in _read_lines(content, chunk):
             if number not in results.numbers:
@@ -606,26 +519,6 @@ class Runner:
             self._stop = reason
         for task in self._requests:
             task.cancel()
-
-
-class _Results:
-    """The results of a chunk, in the order in which requests were answered."""
-
-    def __init__(self) -> None:
-        self.numbers: set[int] = set()
-        self.bytes = 0
-        self.input_tokens = self.output_tokens = 0
-        self._lines: dict[bool, list[bytes]] = {False: [], True: []}
-
-    def add(self, number: int, line: bytes, is_error: bool) -> None:
-        self.numbers.add(number)
-        self.bytes += len(line)
-        self._lines[is_error].append(line)
-
-    def take_part(self) -> bytes:
-        """Return the part, and free the lines."""
-        output, errors = self._lines.pop(False), self._lines.pop(True)
-        return lines.make_part(output, errors, (self.input_tokens, self.output_tokens))
 
 
 def _read_lines(content: Content, chunk: Chunk) -> list[tuple[int, bytes]]:

@@ -42,6 +42,20 @@ class BatchSettings:
         setting.at_least(0, "at least SHOAL_BATCHES_FILE_BYTES"),
         "The maximum size of all files of a tenant, outputs of batches included.",
     )
+    tenant_batches: int = setting.integer(
+        "SHOAL_BATCHES_TENANT_BATCHES",
+        100,
+        "batches",
+        setting.in_range(1, 1000),
+        "The maximum number of batches of a tenant that have not ended.",
+    )
+    tenant_requests: int = setting.integer(
+        "SHOAL_BATCHES_TENANT_REQUESTS",
+        1_000_000,
+        "requests",
+        setting.at_least(1, "at least SHOAL_BATCHES_LINES"),
+        "The maximum number of requests of these batches that have no result.",
+    )
     file_bytes: int = setting.integer(
         "SHOAL_BATCHES_FILE_BYTES",
         200 << 20,
@@ -78,6 +92,12 @@ class BatchSettings:
             self.tenant_bytes >= self.file_bytes,
             "SHOAL_BATCHES_TENANT_BYTES",
             f"at least SHOAL_BATCHES_FILE_BYTES ({self.file_bytes}), not {self.tenant_bytes}",
+        )
+
+        check(
+            self.tenant_requests >= self.lines,
+            "SHOAL_BATCHES_TENANT_REQUESTS",
+            f"at least SHOAL_BATCHES_LINES ({self.lines}), not {self.tenant_requests}",
         )
 
     @property

@@ -172,14 +172,19 @@ class TenantStore:
         """
         return self._read(identity + _JSON, FileRecord) if FILE_ID.fullmatch(identity) else None
 
+    def unfinished_ids(self) -> list[str]:
+        """Return the ids of batches that have not ended, and perhaps some that just did."""
+        names = (name.partition(".") for name in self._store.active().names())
+        return [one for key, _, one in names if key == self.key and BATCH_ID.fullmatch(one)]
+
+    def unfinished(self) -> Iterator[BatchRecord]:
+        """Yield the batches that have not ended."""
+        found = filter(None, map(self.batch, self.unfinished_ids()))
+        return (batch for batch in found if not batch.is_ended)
+
     def inputs_in_use(self) -> dict[str, str]:
         """Return the batch that reads each input, for batches that have not ended."""
-        found = {}
-        for name in self._store.active().names():
-            tenant, _, identity = name.partition(".")
-            if tenant == self.key and (batch := self.batch(identity)) and not batch.is_ended:
-                found[batch.input_file_id] = batch.id
-        return found
+        return {batch.input_file_id: batch.id for batch in self.unfinished()}
 
     def file_ids(self) -> list[str]:
         """Return the ids of all files, oldest first."""

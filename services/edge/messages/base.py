@@ -31,6 +31,7 @@ MSGPACK: Final = b"application/msgpack"
 STATUS: Final[Mapping[str, int]] = MappingProxyType(
     {
         "INVALID_INPUT": 400,
+        "STORAGE_QUOTA_EXCEEDED": 400,
         "INPUT_TOO_LONG": 400,
         "TASK_NOT_SUPPORTED": 400,
         "UNAUTHENTICATED": 401,
@@ -38,6 +39,7 @@ STATUS: Final[Mapping[str, int]] = MappingProxyType(
         "MODEL_NOT_FOUND": 404,
         "NO_SUCH_ROUTE": 404,
         "NO_SUCH_OBJECT": 404,
+        "BATCHES_DISABLED": 404,
         "WRONG_METHOD": 405,
         "REQUEST_TIMEOUT": 408,
         "CONFLICT": 409,
@@ -46,6 +48,8 @@ STATUS: Final[Mapping[str, int]] = MappingProxyType(
         "OUT_OF_MEMORY": 413,
         "UNSUPPORTED_MEDIA": 415,
         "MODEL_UNREACHABLE": 424,
+        "BATCH_QUOTA_EXCEEDED": 429,
+        "REQUEST_QUOTA_EXCEEDED": 429,
         "QUEUE_FULL": 429,
         "RATE_LIMITED": 429,
         "WORKER_LOST": 500,

@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.edge.parts import MODEL, Http, Reply
+from shoal.v1 import inference_pb2 as pb
+
+from libs.errors import InvalidInput
+from services.edge.app import running
+from services.edge.batches.settings import BatchSettings
+from services.edge.settings import Settings
+from tests.edge.parts import MODEL, Http, Reply, Script, dense, vectors
 
 BOUNDARY = "a0b1c2d3e4f5"
 EMBEDDINGS = "/v1/embeddings"
+ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 def form(content: bytes, name: str = "in.jsonl", **fields: str) -> bytes:
@@ -95,3 +104,41 @@ async def results(http: Http, file: str, **headers: str) -> list[dict[str, Any]]
     reply = await http.get(f"/v1/files/{file}/content", **headers)
     assert reply.status == 200, reply.body
     return [json.loads(text) for text in reply.body.splitlines()]
+
+
+def embed(request: pb.EncodeRequest) -> pb.EncodeResponse:
+    """Refuse the text "bad"."""
+    if any(item.text == "bad" for item in request.items):
+        raise InvalidInput("items[0].text is bad", field="items[0].text")
+    return pb.EncodeResponse(
+        dense=dense(vectors(len(request.items))), usage=pb.Usage(input_tokens=5)
+    )
+
+
+def texts(script: Script) -> Counter[str]:
+    """Return how often each text was sent."""
+    return Counter(item.text for request in script.requests for item in request.items)
+
+
+async def sent(script: Script, count: int) -> None:
+    """Wait until the router has received requests."""
+    for _ in range(3000):
+        if len(script.requests) >= count:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{len(script.requests)} requests were sent")
+
+
+@asynccontextmanager
+async def serving_edge(router: str, folder: BatchSettings, **more: Any) -> AsyncIterator[Http]:
+    """Run an edge in front of a router."""
+    settings = Settings(
+        edge_id="edge",
+        address="127.0.0.1:0",
+        routers=(router,),
+        grace_seconds=1.0,
+        batches=folder,
+        **more,
+    )
+    async with running(settings) as address:
+        yield Http(address)

@@ -28,20 +28,20 @@ async def execute(*args: Any) -> Any:
 
 
 class FakeRunner:
-    """Runs until it is asked to leave."""
+    """Runs until it is preempted."""
 
     def __init__(
         self, context: Any, store: Any, record: BatchRecord, *args: Any, **kw: Any
     ) -> None:
-        self.record, self.key, self.is_leaving = record, store.key, False
-        self._left = asyncio.Event()
+        self.record, self.key, self.is_preempted = record, store.key, False
+        self._ended = asyncio.Event()
 
-    def leave(self) -> None:
-        self.is_leaving = True
-        self._left.set()
+    def preempt(self) -> None:
+        self.is_preempted = True
+        self._ended.set()
 
     async def run(self) -> None:
-        await self._left.wait()
+        await self._ended.wait()
 
 
 class Turns:
@@ -71,19 +71,19 @@ class Turns:
         )
 
     async def scan(self) -> list[str]:
-        """Return the tenants of running batches after a scan and the ends of those that leave."""
+        """Return the tenants of running batches after a scan and the ends of preempted ones."""
         await self.manager.scan()
-        leaving = [
+        preempted = [
             self.manager._tasks[name]
             for name in self.manager._tasks
-            if self.manager._runners[name.partition(".")[2]].is_leaving
+            if self.manager._runners[name.partition(".")[2]].is_preempted
         ]
-        await asyncio.gather(*leaving)
+        await asyncio.gather(*preempted)
         names = {tenant_key(name): name for name in ("red", "blue", "green", "gold", "gray")}
         return sorted(names[name.partition(".")[0]] for name in self.manager._tasks)
 
     async def scan_without_turns(self) -> list[str]:
-        """Return the tenants of running batches after a scan in which none leaves its place."""
+        """Return the tenants of running batches after a scan that preempts none."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(managers, "TURN_SECONDS", 3600.0)
             return await self.scan()

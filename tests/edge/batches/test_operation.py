@@ -17,9 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from shoal.bulk.failures import StorageError
 from shoal.bulk.places import place
-from shoal.v1 import inference_pb2 as pb
 
-from libs.errors import InvalidInput
 from libs.serving import Security
 from libs.telemetry import exposition
 from services.edge.batches import leases, manager
@@ -30,13 +28,22 @@ from services.edge.batches.runner import Runner
 from services.edge.batches.settings import BatchSettings
 from services.edge.batches.store import TenantStore
 from services.edge.intake.served import Executed
-from tests.edge.batches.parts import EMBEDDINGS, form, line, lines, send_form, start, wait_for
+from tests.edge.batches.parts import (
+    EMBEDDINGS,
+    ENDED,
+    embed,
+    form,
+    line,
+    lines,
+    send_form,
+    start,
+    wait_for,
+)
 from tests.edge.batches.test_runner import ANSWER, Harness, fail_later
 from tests.edge.batches.test_runner import harness as harness  # a fixture
-from tests.edge.parts import MODEL, Http, Script, dense, edge, routing, vectors
+from tests.edge.parts import MODEL, Http, Script, edge, routing
 from tests.router.parts import until
 
-ENDED = ("completed", "failed", "expired", "cancelled")
 COUNTERS = {
     *(("shoal_http_batches_ended_total", status) for status in ENDED),
     *(("shoal_http_batch_requests_total", outcome) for outcome in ("ok", "failed")),
@@ -139,32 +146,6 @@ async def scrapes(monkeypatch: pytest.MonkeyPatch) -> Scrapes:
     return found
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> BatchSettings:
-    return BatchSettings(url=str(tmp_path / "files"))
-
-
-@pytest.fixture
-def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Return the number of requests that have results, which is more than the router received."""
-    count, real = 0, lines_of_batches.result_line
-
-    def result_line(*arguments: Any) -> bytes:
-        nonlocal count
-        count += 1
-        return real(*arguments)
-
-    monkeypatch.setattr(lines_of_batches, "result_line", result_line)
-    return lambda: count
-
-
-def embed(request: pb.EncodeRequest) -> pb.EncodeResponse:
-    """Refuse the text "bad"."""
-    if any(item.text == "bad" for item in request.items):
-        raise InvalidInput("items[0].text is bad", field="items[0].text")
-    return pb.EncodeResponse(dense=dense(vectors(len(request.items))))
-
-
 def ended(status: str) -> Series:
     return "shoal_http_batches_ended_total", status
 
@@ -219,21 +200,13 @@ async def test_cancelled_batch_counts_only_requests_with_results(
 async def test_requests_of_an_expired_batch_are_failed(
     folder: BatchSettings,
     scrapes: Scrapes,
+    made: list[Runner],
     answered: Callable[[], int],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[Runner] = []
-
-    class Recorded(Runner):
-        def __init__(self, *arguments: Any, **more: Any) -> None:
-            super().__init__(*arguments, **more)
-            made.append(self)
-
     async def act() -> None:
         if len(script.requests) > 1:
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(manager, "Runner", Recorded)
     script = Script(encode=embed, act=act)
     async with edge(script, batches=folder) as http:
         batch = await start(http, lines(600))

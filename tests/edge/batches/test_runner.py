@@ -21,9 +21,10 @@ from services.edge.batches import context as contexts
 from services.edge.batches import lines as lines_of_batches
 from services.edge.batches import runner as runners
 from services.edge.batches.context import Context, QuotaExceeded
+from services.edge.batches.gate import Gate
 from services.edge.batches.leases import Lease
 from services.edge.batches.objects import BatchRecord, FileRecord, Piece, make_id
-from services.edge.batches.runner import Gate, Runner
+from services.edge.batches.runner import Runner
 from services.edge.batches.settings import BatchSettings
 from services.edge.batches.store import Content, TenantStore, tenant_key
 from services.edge.intake.served import Executed
@@ -335,12 +336,12 @@ async def test_leases_are_renewed_while_the_storage_is_slow(
     assert (await running).status == "completed"
 
 
-async def test_batch_that_leaves_its_place_finishes_its_chunk(harness: Harness) -> None:
+async def test_preempted_batch_finishes_its_chunk(harness: Harness) -> None:
     batch = harness.create(3)
     runner = harness.runner(batch.id)
 
     async def act(text: str) -> Executed:
-        runner.leave()
+        runner.preempt()
         return ANSWER
 
     harness.act = act
@@ -356,15 +357,15 @@ async def test_batch_that_leaves_its_place_finishes_its_chunk(harness: Harness) 
     assert file.bytes == found.output_bytes == found.stored_bytes > 0
 
 
-async def test_batch_without_answers_leaves_its_place_before(
+async def test_preempted_batch_without_answers_stops_before_its_chunk_ends(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runners, "LEAVE_SECONDS", 0.05)
+    monkeypatch.setattr(runners, "PREEMPT_SECONDS", 0.05)
     batch = harness.create(1)
     runner = harness.runner(batch.id)
 
     async def act(text: str) -> Executed:
-        runner.leave()
+        runner.preempt()
         return Executed(429, b"{}", "RATE_LIMITED", "wait", 60.0)
 
     harness.act = act
@@ -396,7 +397,7 @@ def test_results_are_in_memory_once_while_they_are_stored() -> None:
     size, count = 1 << 20, 8
     tracemalloc.start()
     try:
-        results = runners._Results()
+        results = lines_of_batches.Results()
         for number in range(count):
             results.add(number, b"x" * (size - 1) + b"\n", is_error=bool(number % 2))
         part = results.take_part()
@@ -435,3 +436,20 @@ async def test_request_in_flight_is_in_memory_without_its_line(
     # The body, and the piece of the input that the next chunk may need.
     assert 1.9 * size < held[-1] < 2.2 * size
     assert harness.record(batch.id).counts.completed == 1
+
+
+def test_credentials_of_all_tenants_have_limited_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sent(tenant: str, size: int) -> Metadata:
+        return (("authorization", tenant.ljust(size)),)
+
+    monkeypatch.setattr(contexts, "MAX_CREDENTIALS_BYTES", 10_000)
+    kept = contexts.Credentials()
+    for tenant in ("red", "blue"):
+        kept.keep(tenant, sent(tenant, 2000))
+    kept.keep("red", sent("new", 2000))  # replaces the one before, and is the newest
+    assert kept.newest("blue") is not None
+    kept.keep("green", sent("green", 5000))
+    assert [kept.newest(one) is None for one in ("red", "blue", "green")] == [False, True, False]
+    kept.keep("gold", sent("gold", 20_000))
+    assert not any(kept.newest(one) for one in ("red", "blue", "green", "gold"))
+    assert kept._bytes == 0

@@ -22,17 +22,20 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Final, Literal
 
+from shoal.bulk.cost import CostMeter
 from shoal.bulk.failures import InputChanged, JobError, StorageError
 from shoal.bulk.flow import MAX_CHARACTERS_IN_FLIGHT, Flow, Rate
 from shoal.bulk.inputs import Chunk, source_of
 from shoal.bulk.manifest import CONTROL, MANIFEST, Manifest, Part, State, load
+from shoal.bulk.matching import changed_file, input_of
 from shoal.bulk.parts import Content, PartWriter, failed_rows, read_content
 from shoal.bulk.places import Place, absolute, version_of
+from shoal.bulk.progress import Progress
 from shoal.bulk.sending import Answer, Sender
-from shoal.bulk.spec import Limits, Recipe
+from shoal.bulk.spec import InputFile, Limits, Recipe
 from shoal.client import AsyncClient
 from shoal.errors import (
     DeadlinePassed,
@@ -60,28 +63,6 @@ MIN_SHARE_ROWS: Final = 1000
 """A share of failed rows is computed of at least this number of rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of a running job.
-
-    Attributes:
-        total: Number of input rows, or an estimate; None if unknown.
-        seconds_left: An estimate; None if unknown.
-        in_flight: Number of chunks in flight.
-        waiting_for: The last error of chunks that are sent again; empty while chunks are answered.
-    """
-
-    rows: int
-    total: int | None
-    failed: int
-    tokens: int
-    rows_per_second: float
-    tokens_per_second: float
-    seconds_left: float | None
-    in_flight: int
-    waiting_for: str = ""
-
-
 def create(place: Place, uri: str, recipe: Recipe, limits: Limits) -> Manifest:
     """Return the manifest of a new job, or of the job of this recipe and input that the output
     location has already. Raises JobError if it has another one.
@@ -92,7 +73,7 @@ def create(place: Place, uri: str, recipe: Recipe, limits: Limits) -> Manifest:
             raise JobError(
                 f"{place.uri} has parts and no {MANIFEST}; choose another output, or delete them"
             )
-        version = version_of(uri)
+        version = input_of(uri)
         return Manifest(uuid.uuid4().hex[:12], recipe, version, limits, created_at=time.time())
     _require_same(place, found, recipe, uri)
     return replace(found, limits=limits)
@@ -130,6 +111,7 @@ class Job:
         self._place, self._manifest = place, manifest
         self._sender, self._timeout = Sender(client, manifest.recipe), timeout
         self._on_progress = on_progress
+        self._client = client
         self._flow = Flow(manifest.limits.in_flight)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: set[asyncio.Task[None]] = set()
@@ -162,6 +144,8 @@ class Job:
         """
         with self._place.locked():
             self._prepare(retry)
+            metering = asyncio.create_task(self._meter.run())
+            metering.add_done_callback(self._metered)
             watching = asyncio.create_task(self._watch())
             try:
                 await self._send_all(retry)
@@ -169,6 +153,7 @@ class Job:
                 self._fail(error)
             finally:
                 await self._end_tasks()
+                metering.cancel()
                 self._finished.set()
                 await watching
             if self._state == "completed" and not retry:
@@ -213,10 +198,14 @@ class Job:
         manifest = self._manifest
         if manifest.state == "cancelled" or (manifest.state == "completed" and not retry):
             raise JobError(f"the job {manifest.job} is {manifest.state}")
-        self._check_input()
+        if (change := changed_file(manifest.input)) is not None:
+            raise _input_changed(*change)
         replaced = manifest.adopt(self._place, self._adopted)
         self._writer = PartWriter(manifest.recipe, manifest.schema)
-        self._source = source_of(manifest.input.uri, manifest.recipe)
+        self._meter = CostMeter(
+            self._client, manifest.recipe.model, manifest.limits.prices, manifest.cost
+        )
+        self._source = source_of(manifest.input, manifest.recipe)
         manifest.total = manifest.total if self._source.total is None else self._source.total
         self._place.delete(CONTROL)
         manifest.state, manifest.error = "running", ""
@@ -260,17 +249,10 @@ class Job:
     def _read(self, reader: Iterator[Chunk]) -> Chunk | None:
         """Return the next chunk, of the input as it was when the job began. Raises JobError."""
         chunk = next(reader, None)
-        self._check_input()
+        for then in self._source.take_read():
+            if (now := version_of(then.uri)) != then:
+                raise _input_changed(then, now)
         return chunk
-
-    def _check_input(self) -> None:
-        then, now = self._manifest.input, version_of(self._manifest.input.uri)
-        if now != then:
-            raise InputChanged(
-                f"the input {then.uri} changed since the job began: it had {then.size:,} bytes "
-                f"({then.tag}) and has {now.size:,} ({now.tag}); restore it and resume, or run a "
-                "new job with another output"
-            )
 
     async def _room(self, chunk: Chunk) -> None:
         """Wait until a chunk may be sent."""
@@ -473,6 +455,11 @@ class Job:
                 )
             )
 
+    def _metered(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            error.add_note("without --price, the job does not ask for the workers of the mesh")
+            self._fail(error)
+
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -554,6 +541,8 @@ class Job:
         left = None
         if total and rows_per_second > 0:
             left = max(0.0, (total - manifest.rows) / rows_per_second)
+        cost = self._meter.spent(now)
+        whole = sum(cost.values()) + self._meter.left(left) if cost and left is not None else None
         return Progress(
             manifest.rows,
             total,
@@ -564,6 +553,8 @@ class Job:
             left,
             len(self._tasks),
             self._waiting_for,
+            cost,
+            whole,
         )
 
     async def _save(self, state: State) -> None:
@@ -573,7 +564,8 @@ class Job:
             manifest.state = state
             manifest.error = self._reason if state != "running" else ""
             manifest.active_seconds = self._active_before + began - self._began
-            manifest.progress = _rates(self._progress(began)) if state == "running" else {}
+            manifest.cost = self._meter.spent(began)
+            manifest.progress = self._progress(began).rates() if state == "running" else {}
             replaced = list(self._replaced)
             # Encoding the parts of a large job takes long, and others may be added during it.
             written = replace(manifest, parts=dict(manifest.parts))
@@ -584,6 +576,14 @@ class Job:
                 self._replaced.remove(name)
             self._saved_at = time.monotonic()
             self._save_seconds = self._saved_at - began
+
+
+def _input_changed(then: InputFile, now: InputFile | None) -> InputChanged:
+    has = "is gone" if now is None else f"has {now.size:,} ({now.tag})"
+    return InputChanged(
+        f"the input {then.uri} changed since the job began: it had {then.size:,} bytes "
+        f"({then.tag}) and {has}; restore it and resume, or run a new job with another output"
+    )
 
 
 def request(place: Place, manifest: Manifest, wanted: Literal["pause", "cancel"]) -> bool:
@@ -601,17 +601,6 @@ def request(place: Place, manifest: Manifest, wanted: Literal["pause", "cancel"]
             manifest.state, manifest.error = "cancelled", ""
             manifest.save(place)
     return False
-
-
-def _rates(progress: Progress) -> dict[str, float]:
-    found = {
-        "rows_per_second": round(progress.rows_per_second, 1),
-        "tokens_per_second": round(progress.tokens_per_second, 1),
-        "chunks_in_flight": float(progress.in_flight),
-    }
-    if progress.seconds_left is not None:
-        found["seconds_left"] = round(progress.seconds_left, 1)
-    return found
 
 
 def _part(number: int, name: str, content: Content, attempt: int) -> Part:

@@ -67,8 +67,9 @@ def _check_output(place: Place, manifest: Manifest, output: Path) -> None:
     """Raise JobError if a file of the job would be replaced."""
     if output.suffix != manifest.recipe.suffix:
         raise JobError(f"the output {output} must end in {manifest.recipe.suffix}")
-    found, source = output.resolve(), local_path(manifest.input.uri)
-    if source is not None and source.resolve() == found:
+    found = output.resolve()
+    sources = (local_path(file.uri) for file in manifest.input.files)
+    if any(source is not None and source.resolve() == found for source in sources):
         raise JobError(f"the output {output} is the input of the job; choose another file")
     folder = local_path(place.uri)
     if folder is not None and found.is_relative_to(folder.resolve()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_CREDENTIALS: Final = re.compile(r"://[^/@\s]*@")
+_CREDENTIALS: Final = re.compile(r"://[^/\n]*@")
 
 
 def without_credentials(text: str) -> str:

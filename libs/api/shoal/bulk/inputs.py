@@ -1,25 +1,29 @@
 """Reads the input of a job as a stream of chunks of a fixed number of rows.
 
 Memory is bounded by the chunk: Parquet files are read by pages, whatever the size of their row
-groups, and lines of JSON one by one.
+groups, and lines of JSON one by one. The rows of several files are numbered as if the files were
+one, so a chunk may have rows of several.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final, Protocol
 
 from shoal.bulk.failures import JobError, StorageError
+from shoal.bulk.matching import is_parquet
 from shoal.bulk.places import opened
-from shoal.bulk.spec import Recipe
+from shoal.bulk.spec import InputFile, InputVersion, Recipe
 
 MAX_LINE_BYTES: Final = 64 << 20
-PARQUET: Final = (".parquet",)
-JSON_LINES: Final = (".jsonl", ".ndjson")
 _BUFFER_BYTES: Final = 1 << 20
+_FOOTER_THREADS: Final = 8
+"""Threads that read the footers of Parquet files."""
 
 IsWanted = Callable[[int], bool]
 """Returns whether a chunk must be read, by its number."""
@@ -51,7 +55,7 @@ class Chunk:
 
 
 class Source(Protocol):
-    """An input file. Raises JobError if it does not have the recipe's columns."""
+    """The files of an input. Raises JobError if it does not have the recipe's columns."""
 
     total: int | None
     """Number of rows; None if it is only known at the end."""
@@ -60,17 +64,29 @@ class Source(Protocol):
         """Yield the wanted chunks in order. Raises JobError."""
 
     def estimate(self, size: int) -> int | None:
-        """Estimate the number of rows of a file of this size, by those read; None if unknown."""
+        """Estimate the number of rows of files of this size, by those read; None if unknown."""
+
+    def take_read(self) -> list[InputFile]:
+        """Return the files that were read since the last call."""
 
 
-def source_of(uri: str, recipe: Recipe) -> Source:
-    """Open an input by the suffix of its name. Raises JobError."""
-    name = uri.lower()
-    if name.endswith(PARQUET):
-        return ParquetSource(uri, recipe)
-    if name.endswith(JSON_LINES):
-        return LineSource(uri, recipe)
-    raise JobError(f"the input {uri} must end in {', '.join((*PARQUET, *JSON_LINES))}")
+def source_of(version: InputVersion, recipe: Recipe) -> Source:
+    """Open an input by the suffix of its files. Raises JobError."""
+    kind = ParquetSource if is_parquet(version.files[0].uri) else LineSource
+    return kind(version.files, recipe)
+
+
+class _ReadFiles:
+    """Notes which files are read."""
+
+    def __init__(self) -> None:
+        self._read: list[InputFile] = []
+
+    def take_read(self) -> list[InputFile]:
+        """Return the files that were read since the last call."""
+        found = self._read.copy()
+        del self._read[:-1]  # The last one is still being read.
+        return found
 
 
 @dataclass
@@ -114,32 +130,30 @@ def _problem(column: str, text: object) -> str:
     return ""
 
 
-class ParquetSource:
-    """A Parquet file, of which only the needed columns are read."""
+class ParquetSource(_ReadFiles):
+    """Parquet files, of which only the needed columns are read."""
 
-    def __init__(self, uri: str, recipe: Recipe) -> None:
-        self._uri, self._recipe = uri, recipe
-        with self._file() as file:
-            self.total: int | None = file.metadata.num_rows
-            _check_columns(uri, file.schema_arrow, recipe)
+    def __init__(self, files: Sequence[InputFile], recipe: Recipe) -> None:
+        super().__init__()
+        self._files, self._recipe = files, recipe
+        first = self._footer(files[0])
+        with ThreadPoolExecutor(_FOOTER_THREADS) as threads:
+            footers = [first, *threads.map(self._footer, files[1:])]
+        for file, (_, types) in zip(files, footers, strict=True):
+            for name in recipe.keep:
+                if types[name] != first[1][name]:
+                    raise JobError(
+                        f"the column {name!r} of {file.uri} has the type {types[name]}, and of "
+                        f"{files[0].uri} {first[1][name]}; all files of an input need the same"
+                    )
+        self._rows = [rows for rows, _ in footers]
+        self.total: int | None = sum(self._rows)
 
     def chunks(self, wanted: IsWanted) -> Iterator[Chunk]:
-        import pyarrow
-
-        with self._file() as file:
-            try:
-                yield from self._assembled(file, wanted)
-            except (pyarrow.ArrowException, OSError) as error:
-                raise JobError(f"the input {self._uri} cannot be read: {error}") from error
-
-    def estimate(self, size: int) -> int | None:
-        return self.total
-
-    def _assembled(self, file: Any, wanted: IsWanted) -> Iterator[Chunk]:
         """Yield chunks of consecutive batches, which are cut at the borders of chunks."""
-        size, total = self._recipe.chunk_rows, file.metadata.num_rows
+        size, total = self._recipe.chunk_rows, sum(self._rows)
         pending: list[Any] = []
-        for begin, batch in self._batches(file, wanted):
+        for begin, batch in self._batches(wanted):
             end = begin + len(batch)
             while begin < end:
                 number = begin // size
@@ -151,17 +165,42 @@ class ParquetSource:
                         pending.clear()
                 begin = min(stop, end)
 
-    def _batches(self, file: Any, wanted: IsWanted) -> Iterator[tuple[int, Any]]:
-        """Yield the index of the first row of each batch, and the batch; row groups without a
-        wanted chunk are not read.
+    def estimate(self, size: int) -> int | None:
+        return self.total
+
+    def _footer(self, file: InputFile) -> tuple[int, dict[str, Any]]:
+        """Return the number of rows of a file, and the types of the columns to keep."""
+        with _parquet_file(file.uri) as opened_file:
+            schema = opened_file.schema_arrow
+            _check_columns(file.uri, schema, self._recipe)
+            types = {name: schema.field(name).type for name in self._recipe.keep}
+            return opened_file.metadata.num_rows, types
+
+    def _batches(self, wanted: IsWanted) -> Iterator[tuple[int, Any]]:
+        """Yield the index of the first row of each batch, and the batch; files without a wanted
+        chunk are not read.
         """
-        size, begin = self._recipe.chunk_rows, 0
+        import pyarrow
+
+        begin = 0
+        for file, rows in zip(self._files, self._rows, strict=True):
+            if self._has_wanted(begin, rows, wanted):
+                self._read.append(file)
+                with _parquet_file(file.uri) as opened_file:
+                    try:
+                        yield from self._batches_of(opened_file, begin, wanted)
+                    except (pyarrow.ArrowException, OSError) as error:
+                        raise JobError(f"the input {file.uri} cannot be read: {error}") from error
+            begin += rows
+
+    def _batches_of(self, file: Any, begin: int, wanted: IsWanted) -> Iterator[tuple[int, Any]]:
+        """Yield the batches of a file; row groups without a wanted chunk are not read."""
         for group in range(file.metadata.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
             end = begin + rows
-            if rows and any(map(wanted, range(begin // size, (end - 1) // size + 1))):
+            if self._has_wanted(begin, rows, wanted):
                 for batch in file.iter_batches(
-                    batch_size=size,
+                    batch_size=self._recipe.chunk_rows,
                     row_groups=[group],
                     columns=list(self._recipe.columns),
                     use_threads=False,
@@ -170,32 +209,42 @@ class ParquetSource:
                     begin += len(batch)
             begin = end
 
+    def _has_wanted(self, begin: int, rows: int, wanted: IsWanted) -> bool:
+        size = self._recipe.chunk_rows
+        return rows > 0 and any(map(wanted, range(begin // size, (begin + rows - 1) // size + 1)))
+
     def _chunk(self, number: int, slices: Sequence[Any]) -> Chunk:
         import pyarrow
 
-        recipe, table = self._recipe, pyarrow.Table.from_batches(slices)
-        rows = _Texts(recipe)
-        texts = _decoded(table[recipe.text])
-        queries = _decoded(table[recipe.query_column]) if recipe.query_column else texts
-        for text, query in zip(texts, queries, strict=True):
-            rows.add(text, query)
-        return rows.chunk(number, {name: table[name].combine_chunks() for name in recipe.keep})
+        recipe, rows = self._recipe, _Texts(self._recipe)
+        for batch in slices:
+            texts = _decoded(batch.column(recipe.text))
+            queries = _decoded(batch.column(recipe.query_column)) if recipe.query_column else texts
+            for text, query in zip(texts, queries, strict=True):
+                rows.add(text, query)
+        kept = {
+            name: pyarrow.chunked_array([batch.column(name) for batch in slices]).combine_chunks()
+            for name in recipe.keep
+        }
+        return rows.chunk(number, kept)
 
-    def _file(self) -> Any:
-        import pyarrow
-        from pyarrow import parquet
 
-        stream = opened(self._uri)
-        try:
-            # A buffer makes the reader fetch columns by pages; pre_buffer would hold row groups.
-            return _ClosingFile(
-                parquet.ParquetFile(stream, buffer_size=_BUFFER_BYTES, pre_buffer=False), stream
-            )
-        except (pyarrow.ArrowException, OSError) as error:
-            stream.close()
-            raise JobError(
-                f"the input {self._uri} is not a Parquet file that can be read: {error}"
-            ) from error
+def _parquet_file(uri: str) -> Any:
+    """Open a Parquet file within a context. Raises JobError."""
+    import pyarrow
+    from pyarrow import parquet
+
+    stream = opened(uri)
+    try:
+        # A buffer makes the reader fetch columns by pages; pre_buffer would hold row groups.
+        return _ClosingFile(
+            parquet.ParquetFile(stream, buffer_size=_BUFFER_BYTES, pre_buffer=False), stream
+        )
+    except (pyarrow.ArrowException, OSError) as error:
+        stream.close()
+        raise JobError(
+            f"the input {uri} is not a Parquet file that can be read: {error}"
+        ) from error
 
 
 def _decoded(column: Any) -> list[object]:
@@ -243,44 +292,50 @@ def _check_columns(uri: str, schema: Any, recipe: Recipe) -> None:
             raise JobError(f"the column {name!r} of {uri} has the type {kind}; texts are needed")
 
 
-class LineSource:
+class LineSource(_ReadFiles):
     """Lines of JSON: objects with the columns as fields."""
 
     total: int | None = None
 
-    def __init__(self, uri: str, recipe: Recipe) -> None:
-        self._uri, self._recipe = uri, recipe
+    def __init__(self, files: Sequence[InputFile], recipe: Recipe) -> None:
+        super().__init__()
+        self._files, self._recipe = files, recipe
         self._rows = self._bytes = 0
-        opened(uri).close()
+        opened(files[0].uri).close()
 
     def estimate(self, size: int) -> int | None:
         return int(self._rows * size / self._bytes) if self._bytes else None
 
     def chunks(self, wanted: IsWanted) -> Iterator[Chunk]:
-        size = self._recipe.chunk_rows
-        with opened(self._uri) as raw, io.BufferedReader(raw, _BUFFER_BYTES) as file:  # type: ignore[type-var]
-            number = 0
-            while True:
-                lines = list(self._lines(file, number * size, size))
-                if not lines:
-                    return
-                if wanted(number):
-                    yield self._chunk(number, lines)
-                number += 1
+        lines = self._lines()
+        for number in itertools.count():
+            found = list(itertools.islice(lines, self._recipe.chunk_rows))
+            if not found:
+                return
+            if wanted(number):
+                yield self._chunk(number, found)
 
-    def _lines(self, file: io.BufferedIOBase, first: int, count: int) -> Iterator[bytes]:
-        for index in range(first, first + count):
+    def _lines(self) -> Iterator[bytes]:
+        self._rows = self._bytes = 0
+        for file in self._files:
+            self._read.append(file)
+            with opened(file.uri) as raw, io.BufferedReader(raw, _BUFFER_BYTES) as lines:  # type: ignore[type-var]
+                yield from self._lines_of(lines, file.uri)
+
+    def _lines_of(self, file: io.BufferedIOBase, uri: str) -> Iterator[bytes]:
+        for number in itertools.count(1):
             try:
                 line = file.readline(MAX_LINE_BYTES + 1)
             except OSError as error:
-                raise StorageError(f"the input {self._uri} cannot be read: {error}") from error
+                raise StorageError(f"the input {uri} cannot be read: {error}") from error
             if len(line) > MAX_LINE_BYTES:
                 raise JobError(
-                    f"line {index + 1:,} of {self._uri} is longer than {MAX_LINE_BYTES >> 20} MiB"
+                    f"line {number:,} of {uri} is longer than {MAX_LINE_BYTES >> 20} MiB"
                 )
-            if line:
-                self._rows, self._bytes = index + 1, self._bytes + len(line)
-                yield line
+            if not line:
+                return
+            self._rows, self._bytes = self._rows + 1, self._bytes + len(line)
+            yield line
 
     def _chunk(self, number: int, lines: Sequence[bytes]) -> Chunk:
         recipe, rows = self._recipe, _Texts(self._recipe)

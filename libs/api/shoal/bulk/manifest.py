@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 from shoal.bulk.failures import JobError
 from shoal.bulk.places import Place
-from shoal.bulk.spec import FORMAT, InputVersion, Limits, Recipe, part_name, recipe_from
+from shoal.bulk.spec import FORMAT, InputVersion, Limits, Recipe, input_from, part_name, recipe_from
 
 MANIFEST: Final = "manifest.json"
 CONTROL: Final = "control.json"
@@ -62,6 +62,7 @@ class Manifest:
         error: Why the job is in its state; empty if it has no reason.
         active_seconds: Time in which the job ran.
         progress: Rates and the estimate of the process that runs the job.
+        cost: The cost by pool, of pools with a price.
     """
 
     job: str
@@ -79,6 +80,7 @@ class Manifest:
     updated_at: float = 0.0
     active_seconds: float = 0.0
     progress: dict[str, float] = field(default_factory=dict)
+    cost: dict[str, float] = field(default_factory=dict)
     rows: int = 0
     failed: int = 0
     tokens: int = 0
@@ -168,6 +170,7 @@ class Manifest:
             "updated_at": self.updated_at,
             "active_seconds": round(self.active_seconds, 3),
             "progress": self.progress,
+            "cost": self.cost,
             "schema": base64.b64encode(self.schema).decode(),
             "parts": [asdict(part) for _, part in sorted(self.parts.items())],
         }
@@ -194,7 +197,7 @@ def _from_json(values: Mapping[str, Any]) -> Manifest:
     found = Manifest(
         values["job"],
         recipe_from(values["recipe"]),
-        InputVersion(**values["input"]),
+        input_from(values["input"]),
         Limits(**values["limits"]),
         values["state"],
         values["embedding_id"],
@@ -206,6 +209,7 @@ def _from_json(values: Mapping[str, Any]) -> Manifest:
         updated_at=values["updated_at"],
         active_seconds=values["active_seconds"],
         progress=values["progress"],
+        cost=values["cost"],
     )
     for part in values["parts"]:
         found.add(Part(**part))

@@ -15,12 +15,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, Protocol, TypeVar, cast
 
 from shoal.bulk.failures import Busy, StorageError
-from shoal.bulk.spec import InputVersion
+from shoal.bulk.spec import InputFile
 
 T = TypeVar("T")
 LOCK: Final = ".lock"
@@ -307,29 +308,65 @@ def _listed(files: Any, root: str) -> list[tuple[str, bool]]:
     return [(path.rpartition("/")[2], is_dir) for path, is_dir in found if path != root]
 
 
-def version_of(uri: str) -> InputVersion:
+def version_of(uri: str) -> InputFile:
     """Return the state of an input file now. Raises StorageError."""
     try:
         if _is_local(uri):
             found = _local(uri).stat()
-            return InputVersion(uri, found.st_size, f"mtime:{found.st_mtime_ns}")
+            return InputFile(uri, found.st_size, f"mtime:{found.st_mtime_ns}")
         files, path = _remote(uri)
-        entry = _repeated(partial(_info, files, path))
+        return _file_of(uri, _repeated(partial(_info, files, path)))
     except StorageError:
         raise
     except FileNotFoundError:
         raise StorageError(f"the input {uri} does not exist") from None
     except Exception as error:
         raise StorageError(f"the input {uri} cannot be read: {error}") from error
+
+
+def found_below(uri: str, *, is_pattern: bool) -> list[InputFile]:
+    """Return the objects that a pattern matches, or those below a prefix. Raises StorageError."""
+    try:
+        files, path = _remote(uri)
+        found = _repeated(partial(_matched, files, path, is_pattern))
+    except StorageError:
+        raise
+    except FileNotFoundError:
+        return []
+    except Exception as error:
+        raise StorageError(f"the input {uri} cannot be listed: {error}") from error
+    return [
+        _file_of(str(files.unstrip_protocol(name)), entry)
+        for name, entry in found.items()
+        if entry["type"] == "file"
+    ]
+
+
+def _matched(files: Any, path: str, is_pattern: bool) -> dict[str, dict[str, Any]]:
+    files.invalidate_cache()
+    found: dict[str, dict[str, Any]] = (files.glob if is_pattern else files.find)(path, detail=True)
+    return found
+
+
+def _file_of(uri: str, entry: dict[str, Any]) -> InputFile:
     tags = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "created")
-    tag = next((f"{name}:{entry[name]}" for name in tags if entry.get(name)), "")
-    return InputVersion(uri, int(entry.get("size") or 0), tag)
+    tag = next((f"{name}:{_plain(entry[name])}" for name in tags if entry.get(name)), "")
+    return InputFile(uri, int(entry.get("size") or 0), tag)
 
 
 def _info(files: Any, path: str) -> dict[str, Any]:
     files.invalidate_cache()
     found: dict[str, Any] = files.info(path)
     return found
+
+
+def _plain(value: object) -> object:
+    """Return a tag in the form that is the same for a listed object and for one that is asked for.
+    Stores quote ETags, and give times as objects or numbers, in one of the two.
+    """
+    if isinstance(value, datetime):
+        return value.timestamp()
+    return value.strip('"') if isinstance(value, str) else value
 
 
 def opened(uri: str) -> BinaryIO:

@@ -93,8 +93,8 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class InputVersion:
-    """The state of the input file, by which a change is noticed.
+class InputFile:
+    """The state of a file, by which a change is noticed.
 
     Attributes:
         tag: The ETag or generation of an object, or the time of the last modification.
@@ -106,6 +106,23 @@ class InputVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class InputVersion:
+    """The input of a job when it began.
+
+    Attributes:
+        uri: A file, a pattern, or a folder.
+        size: The size of all files.
+        tag: The tag of a single file, or a digest of all files.
+        files: The files, in the order of their rows.
+    """
+
+    uri: str
+    size: int
+    tag: str
+    files: tuple[InputFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of a job, which may be changed when it is resumed.
 
@@ -114,12 +131,14 @@ class Limits:
         failed_share: Share of failed rows at which the job stops, 0..1.
         deadline: Seconds since the epoch at which the job stops; 0 for none.
         patience: Seconds without any answered chunk after which the job stops.
+        prices: The price of a worker for an hour, by pool, in any currency.
     """
 
     in_flight: int = 8
     failed_share: float = 0.1
     deadline: float = 0.0
     patience: float = 900.0
+    prices: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.in_flight < 1:
@@ -135,7 +154,8 @@ def part_name(recipe: Recipe, version: InputVersion, number: int, rows: int, att
     of all that decides its content, and the number of an attempt after the first.
     """
     first = number * recipe.chunk_rows
-    digest = _digest([asdict(version), recipe.digest(), first, rows])[:16]
+    source = [version.uri, version.size, version.tag]
+    digest = _digest([source, recipe.digest(), first, rows])[:16]
     again = f".r{attempt}" if attempt else ""
     return f"part-{number:08}-{digest}{again}{recipe.suffix}"
 
@@ -146,6 +166,12 @@ def recipe_from(values: Mapping[str, Any]) -> Recipe:
     if unknown:
         raise JobError(f"the manifest has unknown fields: {', '.join(unknown)}; update shoal")
     return Recipe(**{**values, "keep": tuple(values.get("keep", ()))})
+
+
+def input_from(values: Mapping[str, Any]) -> InputVersion:
+    """Return the input of a manifest."""
+    files = tuple(InputFile(**file) for file in values["files"])
+    return InputVersion(**{**values, "files": files})
 
 
 def _digest(value: object) -> str:

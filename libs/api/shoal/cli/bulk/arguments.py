@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -62,6 +63,17 @@ Patience = Annotated[
 ]
 
 
+Prices = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="POOL=PRICE",
+        help="Price of a worker for an hour, to report the cost; may be repeated.",
+        show_default=False,
+        rich_help_panel=LIMITS,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFiles:
     """The input and output of a job."""
@@ -71,7 +83,7 @@ class JobFiles:
         typer.Option(
             "--input",
             "-i",
-            help=".parquet or .jsonl: a path, or a URL such as s3://bucket/docs.parquet.",
+            help=".parquet or .jsonl: a path or URL (s3://bucket/docs.parquet), pattern or folder.",
             show_default=False,
             rich_help_panel=FILES,
         ),
@@ -117,6 +129,7 @@ class JobLimits:
     max_failed: MaxFailed = None
     deadline: Deadline = ""
     patience: Patience = None
+    price: Prices = None
 
     def limits(self, before: Limits | None = None) -> Limits:
         """Return the limits of the options. Raises BadParameter."""
@@ -126,6 +139,7 @@ class JobLimits:
             old.failed_share if self.max_failed is None else self.max_failed,
             _deadline(self.deadline) if self.deadline else old.deadline,
             old.patience if self.patience is None else self.patience,
+            old.prices if self.price is None else _prices(self.price),
         )
 
 
@@ -169,6 +183,24 @@ def recipe(
         chunk_rows=files.chunk_rows,
         **others,
     )
+
+
+def _prices(texts: list[str]) -> dict[str, float]:
+    """Return the prices of options such as `l4=0.7`. Raises BadParameter."""
+    found = {}
+    for text in texts:
+        pool, _, number = text.partition("=")
+        try:
+            price = float(number)
+        except ValueError:
+            price = -1.0
+        if not pool or not 0 <= price < math.inf:
+            raise typer.BadParameter(
+                f"{text!r} is not a pool and its price for an hour, such as l4=0.7",
+                param_hint="--price",
+            )
+        found[pool] = price
+    return found
 
 
 def _deadline(text: str) -> float:

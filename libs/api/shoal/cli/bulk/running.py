@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -15,10 +15,10 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from shoal.bulk.engine import Job
-from shoal.bulk.engine import Progress as JobProgress
 from shoal.bulk.failures import JobError
 from shoal.bulk.manifest import CONTROL, MAX_SILENT_SECONDS, Manifest, load
 from shoal.bulk.places import Place, place
+from shoal.bulk.progress import Progress as JobProgress
 from shoal.calls.retry import RetryPolicy
 from shoal.cli.console import Console, counted, emit, note, show, table
 from shoal.cli.failures import InputError
@@ -138,9 +138,19 @@ def progress_line(found: JobProgress) -> str:
         parts.append(f"{timedelta(seconds=round(found.seconds_left))} left")
     if found.failed:
         parts.append(f"{found.failed:,} failed")
+    if found.cost:
+        parts.append(f"cost {cost_line(found.cost, found.whole_cost)}")
     if found.waiting_for:
         parts.append(f"waiting: {found.waiting_for}")
     return ", ".join(parts)
+
+
+def cost_line(cost: Mapping[str, float], whole: float | None) -> str:
+    """Return the cost of a job, by pool if it has several, and the estimate for all rows."""
+    text = f"{sum(cost.values()):,.2f}"
+    if len(cost) > 1:
+        text += f" ({', '.join(f'{pool} {price:,.2f}' for pool, price in cost.items())})"
+    return text if whole is None else f"{text} of about {whole:,.2f}"
 
 
 def state_of(where: Place, manifest: Manifest) -> str:
@@ -168,6 +178,7 @@ def summary(where: Place, manifest: Manifest) -> dict[str, Any]:
     """Return the manifest without its parts, as JSON values."""
     found = manifest.to_json()
     del found["parts"], found["schema"]
+    found["input"]["files"] = len(manifest.input.files)
     return {"output": where.uri, **found, "state": state_of(where, manifest)}
 
 
@@ -183,10 +194,11 @@ def print_state(where: Place, manifest: Manifest, *, as_json: bool = False) -> N
         "reason": manifest.error,
         "model": manifest.recipe.model,
         "verb": manifest.recipe.verb,
-        "input": f"{manifest.input.uri}, column {manifest.recipe.text}",
+        "input": _input(manifest),
         "rows": f"{done} in {counted(len(manifest.parts), 'part')}",
         "failed": f"{manifest.failed:,}" if manifest.failed else "",
         "tokens": f"{manifest.tokens:,}",
+        "cost": cost_line(manifest.cost, _whole_cost(manifest, state)) if manifest.cost else "",
         "embedding id": manifest.embedding_id,
         "revision": manifest.revision,
         "running time": str(timedelta(seconds=round(manifest.active_seconds))),
@@ -199,6 +211,16 @@ def print_state(where: Place, manifest: Manifest, *, as_json: bool = False) -> N
         if value:
             made.add_row(name, value)
     show(made)
+
+
+def _whole_cost(manifest: Manifest, state: str) -> float | None:
+    return manifest.progress.get("whole_cost") if state == "running" else None
+
+
+def _input(manifest: Manifest) -> str:
+    files = len(manifest.input.files)
+    several = f" ({files:,} files)" if files > 1 else ""
+    return f"{manifest.input.uri}{several}, column {manifest.recipe.text}"
 
 
 def _progress(manifest: Manifest) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import typer
 
 from shoal.bulk.inputs import source_of
+from shoal.bulk.matching import input_of
 from shoal.bulk.spec import Recipe
 from shoal.cli.console import preview, show, table
 from shoal.cli.evaluation import metrics, report
@@ -108,7 +109,7 @@ def _sampled(documents: Mapping[str, str], sample: int, kept: set[str]) -> Mappi
 
 def _texts(corpus: str, column: str) -> Iterator[str]:
     recipe = Recipe("encode", "sample/of-texts", text=column)
-    for chunk in source_of(corpus, recipe).chunks(lambda _: True):
+    for chunk in source_of(input_of(corpus), recipe).chunks(lambda _: True):
         yield from filter(None, chunk.texts)
 
 

@@ -1,0 +1,95 @@
+"""Finds the files of a job's input: a file, the files that a pattern matches, or those below a
+folder.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import astuple
+from pathlib import Path
+from typing import Final
+
+from shoal.bulk.failures import JobError
+from shoal.bulk.places import found_below, local_path, version_of
+from shoal.bulk.spec import InputFile, InputVersion
+
+MAX_INPUT_FILES: Final = 10_000
+PARQUET: Final = (".parquet",)
+JSON_LINES: Final = (".jsonl", ".ndjson")
+_SUFFIXES: Final = (*PARQUET, *JSON_LINES)
+
+
+def input_of(uri: str) -> InputVersion:
+    """Return the files of an input as they are now, sorted by name. Raises JobError."""
+    files = _files(uri)
+    if not files:
+        raise JobError(f"the input {uri} has no files that end in {', '.join(_SUFFIXES)}")
+    if len(files) > MAX_INPUT_FILES:
+        raise JobError(
+            f"the input {uri} has {len(files):,} files, and at most {MAX_INPUT_FILES:,} are "
+            "allowed: run several jobs, or merge files"
+        )
+    if len({is_parquet(file.uri) for file in files}) > 1:
+        raise JobError(
+            f"the input {uri} has Parquet files and files of JSON lines: name those of one format "
+            "by a pattern such as docs/*.parquet"
+        )
+    tag = files[0].tag if [file.uri for file in files] == [uri] else _digest(files)
+    return InputVersion(uri, sum(file.size for file in files), tag, tuple(files))
+
+
+def is_parquet(uri: str) -> bool:
+    """Return whether a file is read as Parquet. Raises JobError for another suffix."""
+    name = uri.lower()
+    if not name.endswith(_SUFFIXES):
+        raise JobError(f"the input {uri} must end in {', '.join(_SUFFIXES)}")
+    return name.endswith(PARQUET)
+
+
+def _files(uri: str) -> list[InputFile]:
+    path, is_pattern = local_path(uri), glob.has_magic(uri)
+    if path is None:
+        if not is_pattern and uri.lower().endswith(_SUFFIXES):
+            return [version_of(uri)]
+        found: Iterator[InputFile] = iter(found_below(uri, is_pattern=is_pattern))
+    elif path.is_dir():
+        found = (version_of(str(one)) for one in path.rglob("*") if one.is_file())
+    elif is_pattern and not path.exists():
+        names = (Path(name) for name in glob.glob(str(path), recursive=True))
+        found = (version_of(str(one)) for one in names if one.is_file())
+    else:
+        return [version_of(uri)]
+    files = sorted(found, key=lambda file: file.uri)
+    if is_pattern:  # It names its files, so that those of another format are an error.
+        return [file for file in files if _is_visible(file.uri.rpartition("/")[2])]
+    root = uri.rstrip("/")
+    return [
+        file
+        for file in files
+        if _is_visible(file.uri.removeprefix(root)) and file.uri.lower().endswith(_SUFFIXES)
+    ]
+
+
+def _is_visible(path: str) -> bool:
+    """Return False for files such as `_SUCCESS`, and for those of hidden folders."""
+    return not any(part.startswith((".", "_")) for part in path.split("/") if part)
+
+
+def _digest(files: list[InputFile]) -> str:
+    content = json.dumps([astuple(file) for file in files]).encode()
+    return f"files:{hashlib.sha256(content).hexdigest()}"
+
+
+def changed_file(then: InputVersion) -> tuple[InputFile, InputFile | None] | None:
+    """Return the first file of an input that has changed or is gone, and its state now; None if
+    none has. Files that were added since do not count. Raises JobError.
+    """
+    if len(then.files) == 1:
+        now = {then.files[0].uri: version_of(then.files[0].uri)}
+    else:
+        now = {file.uri: file for file in _files(then.uri)}
+    changed = (file for file in then.files if now.get(file.uri) != file)
+    return next(((file, now.get(file.uri)) for file in changed), None)
