@@ -29,7 +29,6 @@ from shoal.cli.inference.arguments import (
     Instruction,
     Labels,
     MaxTokens,
-    ModelId,
     MultiLabel,
     Normalize,
     RoleOption,
@@ -39,7 +38,7 @@ from shoal.cli.inference.arguments import (
     Temperature,
     Threshold,
 )
-from shoal.cli.options import Connection, Json, grouped
+from shoal.cli.options import Connection, Json, ModelId, grouped
 
 _WATCH_SECONDS = 1.0
 _MAX_FAILED_SHOWN = 20

@@ -14,9 +14,6 @@ from shoal.cli.options import FILES
 from shoal.results import DataType, Form
 from shoal.tasks import Aggregation, OnInvalid, Role, Scale
 
-ModelId = Annotated[
-    str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)
-]
 Texts = Annotated[
     list[str] | None,
     typer.Argument(metavar="TEXT", help="Texts; - for stdin, one per line.", show_default=False),
