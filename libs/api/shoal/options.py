@@ -108,7 +108,7 @@ class LongTextOptions(ItemOptions, total=False):
     ]
 
 
-def declared(kind: type[Any]) -> Mapping[str, tuple[Any, Option]]:
+def declared_options(kind: type[Any]) -> Mapping[str, tuple[Any, Option]]:
     """Return the type and the `Option` of each option of one of these classes."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: (hint.__origin__, hint.__metadata__[0]) for name, hint in hints.items()}
@@ -121,7 +121,7 @@ def with_options(verb: Callable[P, T]) -> Callable[P, T]:
     signature = inspect.signature(verb)
     *own, _ = signature.parameters.values()
     unpacked = inspect.signature(verb, eval_str=True).parameters["options"].annotation
-    options = declared(get_args(unpacked)[0])
+    options = declared_options(get_args(unpacked)[0])
     known = {one.name for one in own} | options.keys()
 
     def check(given: Mapping[str, object]) -> None:

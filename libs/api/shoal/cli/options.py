@@ -26,7 +26,7 @@ from shoal.errors import (
     ModelUnreachable,
     ShoalError,
 )
-from shoal.options import Option, declared
+from shoal.options import Option, declared_options
 from shoal.transport.addresses import DEFAULT_ADDRESS, DEFAULT_PORT
 from shoal.transport.trust import Tls, TokenFile
 
@@ -241,7 +241,7 @@ def _options(group: type[Any]) -> Sequence[inspect.Parameter]:
                 annotation=Annotated[kind, option],
             )
         )
-        for name, (kind, option) in declared(group).items()
+        for name, (kind, option) in declared_options(group).items()
         if name in _CALL_OPTIONS
     ]
 
@@ -259,7 +259,7 @@ def _shown(parameter: inspect.Parameter) -> inspect.Parameter:
 def _group(group: type[Any], values: dict[str, Any]) -> Any:
     """Return the options of a group, which are removed from `values`."""
     if is_typeddict(group):
-        return {name: values.pop(name) for name in declared(group) if name in values}
+        return {name: values.pop(name) for name in declared_options(group) if name in values}
     return group(**{field.name: values.pop(field.name) for field in fields(group)})
 
 
