@@ -60,8 +60,37 @@ _Request = TypeVar(
     pb.TokenizeRequest,
     pb.DetokenizeRequest,
 )
+_Response = TypeVar("_Response", bound=Response)
 _Result = TypeVar("_Result")
 _Check: TypeAlias = Callable[[_Request, models_pb2.ModelCard | None], Sizes]
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenCall:
+    """A call that is being answered."""
+
+    begin: float
+    """The time of its arrival, of `time.perf_counter`."""
+    client_seconds: float | None
+    """Seconds until the client's deadline; None without one."""
+    reservation: Reservation
+    alias: pb.ResolvedAlias | None
+    """The models of the alias that the request named; None for a model."""
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.begin
+
+    def set_alias(self, response: Response) -> None:
+        """Write the models of the request's alias into a response, over any value of a worker."""
+        if self.alias is not None:
+            response.alias.CopyFrom(self.alias)
+        else:
+            response.ClearField("alias")
+
+    def complete(self, response: Response) -> None:
+        """Add the alias and the total time to a merged response."""
+        self.set_alias(response)
+        response.timings.total_seconds = self.seconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,89 +140,56 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         request: pb.EncodeRequest,
         context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse],
     ) -> pb.EncodeResponse:
-        begin = time.perf_counter()
-        reservation = self._hold(request, context)
-        alias = await self._resolve(request)
-        parts = await self._run(request, check_encode, context.time_remaining(), reservation)
-        response = await _maybe_in_thread(_size(parts), partial(codec.merge_encode, parts))
-        check_expected(request.expect_embedding_id, response.embedding_id)
-        if response.HasField("chunks"):
-            answer_bounds.check_divided(response.ByteSize(), current_call().answer_bytes)
-        _set_alias(response, alias)
-        response.timings.total_seconds = time.perf_counter() - begin
-        reservation.hold_response(response.ByteSize())
-        return response
+        return await self._respond(request, check_encode, context, partial(_merge_encode, request))
 
     async def EncodeStream(
         self,
         request: pb.EncodeRequest,
         context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse],
     ) -> AsyncIterator[pb.EncodeResponse]:
-        begin = time.perf_counter()
-        reservation = self._hold(request, context)
-        alias = await self._resolve(request)
+        opened = await self._open(request, context)
         parts = Parts(request.expect_embedding_id)
-        with await self._begin(
-            request, check_encode, context.time_remaining(), reservation, whole=False
-        ) as pending:
+        with await self._begin(request, check_encode, opened, whole=False) as pending:
             for index in range(pending.jobs):
                 answer = await pending.take_answer(index)
-                total_seconds = time.perf_counter() - begin if answer.is_last else None
                 messages = parts.messages(
-                    codec.encode_answer(answer.response), total_seconds=total_seconds
+                    codec.encode_answer(answer.response),
+                    total_seconds=opened.seconds() if answer.is_last else None,
                 )
                 size = answer.size
                 del answer  # Free it and its messages while waiting for the next one.
                 while (
                     message := await _maybe_in_thread(size, partial(next, messages, None))
                 ) is not None:
-                    _set_alias(message, alias)
+                    opened.set_alias(message)
                     yield message
                 del messages
-                reservation.release_streamed(size)
+                opened.reservation.release_streamed(size)
 
     async def Score(
         self,
         request: pb.ScoreRequest,
         context: grpc.aio.ServicerContext[pb.ScoreRequest, pb.ScoreResponse],
     ) -> pb.ScoreResponse:
-        begin = time.perf_counter()
-        reservation = self._hold(request, context)
-        alias = await self._resolve(request)
-        answers = await self._run(request, check_score, context.time_remaining(), reservation)
-        response = codec.merge_score(answers, request.top_n)
-        _set_alias(response, alias)
-        response.timings.total_seconds = time.perf_counter() - begin
-        reservation.hold_response(response.ByteSize())
-        return response
+        return await self._respond(
+            request, check_score, context, partial(codec.merge_score, top_n=request.top_n)
+        )
 
     async def Extract(
         self,
         request: pb.ExtractRequest,
         context: grpc.aio.ServicerContext[pb.ExtractRequest, pb.ExtractResponse],
     ) -> pb.ExtractResponse:
-        begin = time.perf_counter()
-        reservation = self._hold(request, context)
-        alias = await self._resolve(request)
-        answers = await self._run(request, check_extract, context.time_remaining(), reservation)
-        response = await _maybe_in_thread(_size(answers), partial(codec.merge_extract, answers))
-        _set_alias(response, alias)
-        response.timings.total_seconds = time.perf_counter() - begin
-        reservation.hold_response(response.ByteSize())
-        return response
+        return await self._respond(request, check_extract, context, codec.merge_extract)
 
     async def ExtractStream(
         self,
         request: pb.ExtractRequest,
         context: grpc.aio.ServicerContext[pb.ExtractRequest, pb.ExtractStreamResponse],
     ) -> AsyncIterator[pb.ExtractStreamResponse]:
-        begin = time.perf_counter()
-        reservation = self._hold(request, context)
-        alias = await self._resolve(request)
+        opened = await self._open(request, context)
         streamed = StreamedTexts()
-        answering = asyncio.create_task(
-            self._run(request, check_extract, context.time_remaining(), reservation, streamed)
-        )
+        answering = asyncio.create_task(self._run(request, check_extract, opened, streamed))
         answering.add_done_callback(lambda _: streamed.end())
         try:
             async for deltas in streamed.deltas():
@@ -203,11 +199,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             answering.cancel()
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_extract, answers))
         del answers
-        _set_alias(response, alias)
-        response.timings.total_seconds = time.perf_counter() - begin
+        opened.complete(response)
         last = pb.ExtractStreamResponse(deltas=streamed.rest(response), response=response)
         del response
-        reservation.hold_response(last.ByteSize())
+        opened.reservation.hold_response(last.ByteSize())
         yield last
 
     async def Tokenize(
@@ -215,30 +210,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         request: pb.TokenizeRequest,
         context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse],
     ) -> pb.TokenizeResponse:
-        begin = time.perf_counter()
-        reservation = self._hold(request, context)
-        alias = await self._resolve(request)
-        answers = await self._run(request, check_tokenize, context.time_remaining(), reservation)
-        response = await _maybe_in_thread(_size(answers), partial(codec.merge_tokenize, answers))
-        _set_alias(response, alias)
-        response.timings.total_seconds = time.perf_counter() - begin
-        reservation.hold_response(response.ByteSize())
-        return response
+        return await self._respond(request, check_tokenize, context, codec.merge_tokenize)
 
     async def Detokenize(
         self,
         request: pb.DetokenizeRequest,
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse],
     ) -> pb.DetokenizeResponse:
-        begin = time.perf_counter()
-        reservation = self._hold(request, context)
-        alias = await self._resolve(request)
-        answers = await self._run(request, check_detokenize, context.time_remaining(), reservation)
-        response = await _maybe_in_thread(_size(answers), partial(codec.merge_detokenize, answers))
-        _set_alias(response, alias)
-        response.timings.total_seconds = time.perf_counter() - begin
-        reservation.hold_response(response.ByteSize())
-        return response
+        return await self._respond(request, check_detokenize, context, codec.merge_detokenize)
 
     def Multiplex(
         self, request_iterator: AsyncIterator[multiplex_pb2.MultiplexRequest], context: Rpc
@@ -246,40 +225,50 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """Never called: the interceptor unpacks the stream and answers each call separately."""
         raise NotImplementedError("libs/serving/calls/multiplex.py serves it")
 
-    async def _resolve(self, request: Request) -> pb.ResolvedAlias | None:
-        """Replace an alias in the request by its model, and return the models of the alias."""
+    async def _respond(
+        self,
+        request: _Request,
+        check: _Check[_Request],
+        rpc: Rpc,
+        merge: Callable[[list[Response]], _Response],
+    ) -> _Response:
+        """Answer a request with one message, merged from the answers to its jobs."""
+        opened = await self._open(request, rpc)
+        answers = await self._run(request, check, opened)
+        response = await _maybe_in_thread(_size(answers), partial(merge, answers))
+        opened.complete(response)
+        opened.reservation.hold_response(response.ByteSize())
+        return response
+
+    async def _open(self, request: Request, rpc: Rpc) -> _OpenCall:
+        """Reserve memory for a request, and replace an alias in it by its model."""
+        begin, call = time.perf_counter(), current_call()
+        parts = codec.count_parts(request)
+        reservation = self._in_flight.reserve(len(call.body), call.tenant, rpc, parts)
         alias = await resolve(self._aliases, request.model)
         if alias is not None:
             request.model = alias.model
             MODEL.set(alias.model)
-        return alias
-
-    def _hold(self, request: Request, rpc: Rpc) -> Reservation:
-        call = current_call()
-        return self._in_flight.reserve(len(call.body), call.tenant, rpc, codec.count_parts(request))
+        return _OpenCall(begin, rpc.time_remaining(), reservation, alias)
 
     async def _run(
         self,
         request: _Request,
         check: _Check[_Request],
-        client_seconds: float | None,
-        reservation: Reservation,
+        opened: _OpenCall,
         streamed: StreamedTexts | None = None,
     ) -> list[Response]:
         """Return the answers to all jobs of a request, in order. `streamed` receives generated text
         before they arrive.
         """
-        with await self._begin(
-            request, check, client_seconds, reservation, whole=True, streamed=streamed
-        ) as pending:
+        with await self._begin(request, check, opened, whole=True, streamed=streamed) as pending:
             return [(await pending.take_answer(index)).response for index in range(pending.jobs)]
 
     async def _begin(
         self,
         request: _Request,
         check: _Check[_Request],
-        client_seconds: float | None,
-        reservation: Reservation,
+        opened: _OpenCall,
         *,
         whole: bool,
         streamed: StreamedTexts | None = None,
@@ -291,7 +280,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         """
         call, loop = current_call(), asyncio.get_running_loop()
         deadline = Deadline.after(
-            _deadline_seconds(client_seconds, self._default_deadline_seconds), loop.time()
+            _deadline_seconds(opened.client_seconds, self._default_deadline_seconds), loop.time()
         )
         target = Target(request.model, _adapter(request), request.pool)
         failed: list[str] = []
@@ -307,7 +296,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             refund = None if failed else await self._admission.charge(context, price.tokens)
             try:
                 return await self._send(
-                    request, call, context, price, deadline, reservation, whole, streamed
+                    request, call, context, price, deadline, opened.reservation, whole, streamed
                 )
             except (ModelBroken, ModelNotFound, ModelUnreachable):
                 failed.append(context.lane.pool)
@@ -441,12 +430,15 @@ def _plan(
     )
 
 
-def _set_alias(response: Response, alias: pb.ResolvedAlias | None) -> None:
-    """Write the models of the request's alias into a response, over any value of a worker."""
-    if alias is not None:
-        response.alias.CopyFrom(alias)
-    else:
-        response.ClearField("alias")
+def _merge_encode(request: pb.EncodeRequest, answers: list[Response]) -> pb.EncodeResponse:
+    """Return the response to a request. Raises EmbeddingIdMismatch, or InvalidInput for chunks that
+    are larger than the client accepts.
+    """
+    response = codec.merge_encode(answers)
+    check_expected(request.expect_embedding_id, response.embedding_id)
+    if response.HasField("chunks"):
+        answer_bounds.check_divided(response.ByteSize(), current_call().answer_bytes)
+    return response
 
 
 def _adapter(request: Request) -> str:

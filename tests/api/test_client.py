@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import json
 import pickle
 from typing import Any
@@ -509,6 +510,36 @@ async def test_invalid_argument_is_reported_with_its_field(
     with pytest.raises(ValueError, match="timeout"):
         await client.do("encode", MODEL, "x", timeout=0)
     assert not router.calls
+
+
+@pytest.mark.parametrize(
+    ("verb", "values", "options"),
+    [
+        ("encode", [TEXTS], {"window_overlap": 5}),
+        ("score", ["query", TEXTS], {"truncate": "end"}),
+        ("tokenize", [TEXTS], {"on_invalid": "skip"}),
+        ("detokenize", [[1, 2]], {"adapter": "legal"}),
+    ],
+)
+async def test_option_of_another_verb_is_refused(
+    connect: Connect, router: FakeRouter, verb: str, values: list[Any], options: dict[str, Any]
+) -> None:
+    name = next(iter(options))
+    with pytest.raises(TypeError, match=rf"{verb}\(\) got an unexpected keyword .* '{name}'"):
+        await connect(router.address).do(verb, MODEL, *values, **options)
+    assert router.calls == []
+
+
+@pytest.mark.parametrize("kind", [shoal.Client, shoal.AsyncClient])
+def test_help_names_the_options_of_a_verb(kind: type[Any]) -> None:
+    for verb, name in (
+        (kind.encode, "truncation"),
+        (kind.score, "window_overlap"),
+        (kind.tokenize, "pool"),
+        (kind.extract_stream, "timeout"),
+    ):
+        assert inspect.signature(verb).parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert f"{name}: " in verb.__doc__
 
 
 async def test_tenant_and_token_and_deadline_are_sent(connect: Connect, router: FakeRouter) -> None:

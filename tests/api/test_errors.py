@@ -43,6 +43,12 @@ def test_retry_delay_is_in_seconds() -> None:
     assert (type(error), error.retry_after) == (errors.QueueFull, 1.5)
 
 
+def test_error_without_retry_info_is_not_retried() -> None:
+    data = details(error_details_pb2.ErrorInfo(reason="QUEUE_FULL", domain="shoal"))
+    assert decode("RESOURCE_EXHAUSTED", "full", data, address="a:1").retry_after is None
+    assert errors.QueueFull("full").retry_after == 1.0  # as a server raises it
+
+
 def test_field_is_reported_for_codes_without_bad_request() -> None:
     info = error_details_pb2.ErrorInfo(
         reason="OUT_OF_MEMORY", domain="shoal", metadata={"field": "items[3].text"}
@@ -72,6 +78,7 @@ def test_unavailable_without_our_details_is_the_way_to_the_router() -> None:
         ("DEADLINE_EXCEEDED", "", errors.DeadlinePassed),
         ("NOT_FOUND", "MODEL_NOT_FOUND", errors.ModelNotFound),
         ("FAILED_PRECONDITION", "MODEL_LOAD_FAILED", errors.ModelBroken),
+        ("FAILED_PRECONDITION", "NOT_READY", errors.NotReady),
         ("INTERNAL", "INTERNAL", errors.InternalError),
         ("UNIMPLEMENTED", "", errors.ShoalError),
     ],

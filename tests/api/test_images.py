@@ -17,16 +17,15 @@ import shoal
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 from shoal.errors import InvalidInput
-from shoal.requests import images
-from shoal.requests.arguments import (
-    Options,
+from shoal.requests import items as images
+from shoal.requests.extract import ExtractPlan
+from shoal.requests.items import (
     item_lengths,
     item_list,
     item_message,
     item_messages,
-    most_items,
+    max_request_items,
 )
-from shoal.requests.extract import ExtractPlan
 from shoal.tasks import Entities, Item
 
 PIXELS: NDArray[np.uint8] = np.random.default_rng(3).integers(0, 255, (31, 20, 3), dtype=np.uint8)
@@ -108,7 +107,7 @@ def test_text_that_is_an_image_in_base64_is_sent_as_the_image(uri: str) -> None:
 
 def test_text_that_is_a_pdf_in_base64_is_sent_as_the_document() -> None:
     assert item_message("items[0]", PDF_URI).parts[0].document.data == b"%PDF-1.7"
-    assert most_items([PDF_URI]) == most_items([shoal.Document(b"%PDF-1.7")])
+    assert max_request_items([PDF_URI]) == max_request_items([shoal.Document(b"%PDF-1.7")])
 
 
 @pytest.mark.parametrize(
@@ -192,14 +191,13 @@ def test_series_are_lists_of_items() -> None:
 
 
 def test_one_label_is_not_split_into_characters() -> None:
-    options = Options("org/model", None, "", "", None, "raise")
-    plan = ExtractPlan(["text"], Entities(labels="person"), options)
+    plan = ExtractPlan(["text"], Entities(labels="person"), "org/model", {})
     assert list(plan.whole().entities.labels) == ["person"]
     described: Any = {"person": "a human"}
     with pytest.raises(
         InvalidInput, match=r"entities.labels is a dict; it must be a list of labels"
     ):
-        ExtractPlan(["text"], Entities(labels=described), options)
+        ExtractPlan(["text"], Entities(labels=described), "org/model", {})
 
 
 def test_parts_keep_their_order() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shoal.errors import ModelChanged
 from shoal.requests import codec
 from shoal.requests.merging import merge_encode, merge_score
-from shoal.requests.splitting import spans
+from shoal.requests.plan import spans
 from shoal.results import EncodeResult
 from shoal.v1 import inference_pb2, tensor_pb2
 

@@ -9,7 +9,7 @@ import pytest
 import shoal
 from shoal.errors import InvalidInput
 from shoal.requests import codec
-from shoal.requests.schemas import schema_bytes, schema_message
+from shoal.requests.extract import schema_bytes, schema_message
 from shoal.results import LabelScore, Structure, Value
 from shoal.schema import Schema, SchemaField
 from shoal.v1 import inference_pb2 as pb

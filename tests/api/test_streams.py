@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import shoal
 from shoal import errors
-from shoal.requests.large import ASSUMED_DIMENSIONS, STREAMED_BYTES, EncodeSink, Rows, is_large
+from shoal.requests.encode import ASSUMED_DIMENSIONS, STREAMED_BYTES, EncodeSink, Rows, is_large
 from shoal.requests.merging import merge_encode
 from shoal.results import DataType, Form
 from shoal.v1 import inference_pb2, tensor_pb2

@@ -12,7 +12,7 @@ import pytest
 import shoal
 from numpy.typing import NDArray
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
-from shoal.requests.large import is_large
+from shoal.requests.encode import is_large
 
 from services.local.settings import MINILM
 from tests.mesh.test_families import relative_error

@@ -97,7 +97,7 @@ def test_expectations(expected: str, found: str, *, accepted: bool) -> None:
     assert expected in raised.value.message
     assert found in raised.value.message
     assert raised.value.field == "expect_embedding_id"
-    assert raised.value.status == "FAILED_PRECONDITION"
+    assert raised.value.code == "FAILED_PRECONDITION"
 
 
 @pytest.mark.parametrize("text", [ID, f"{ID}.float32", f"{ID}.bfloat16-1", f"{ID}.int8-12"])

@@ -163,7 +163,7 @@ def test_only_sequences_that_do_not_fit_alone_fail() -> None:
     error = recovery.outcomes[1]
     assert isinstance(error, OutOfMemory)
     assert "1,234 tokens" in error.message
-    assert error.retry_after == 0
+    assert error.retry_after is None
 
 
 def test_halving_is_limited_and_followed_by_single_sequences() -> None:

@@ -6,11 +6,11 @@
         vectors = client.encode("sentence-transformers/all-MiniLM-L6-v2", ["first text", "second
         text"]).dense
 
-The modules in this folder are public: clients, handles on models, errors, results, tasks and the
-status of the mesh. `verbs` -> `calls` -> `requests` -> `transport` is the path of a call and not
-public, `cli` is the command line, `v1` the generated stubs. Importing the package loads nothing
-else: grpc and numpy are imported when a name is first used, so that `shoal.v1` and the command line
-start fast.
+The modules in this folder are public: clients, handles on models, errors, results, tasks, options
+of calls and the status of the mesh. `verbs` -> `calls` -> `requests` -> `transport` is the path of
+a call and not public, `cli` is the command line, `v1` the generated stubs. Importing the package
+loads nothing else: grpc and numpy are imported when a name is first used, so that `shoal.v1` and
+the command line start fast.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import aclosing, closing
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
+from shoal.options import StreamOptions, with_options
 from shoal.requests import codec
-from shoal.requests.arguments import Options
 from shoal.requests.extract import ExtractPlan
 from shoal.results import Delta, ExtractResult
 from shoal.status import Mesh
-from shoal.tasks import Items, Priority, ReadText, Truncation
+from shoal.tasks import Items, ReadText
 from shoal.transport.aio import AsyncTransport
 from shoal.transport.blocking import BlockingTransport, blocking
 from shoal.transport.methods import EXTRACT_STREAM, WATCH_MESH
@@ -66,25 +66,22 @@ class AsyncClient(ClientBase):
     def aliases(self) -> AsyncAliases:
         return AsyncAliases(self)
 
+    @with_options
     async def extract_stream(
         self,
         model: str,
         items: Items,
         task: ReadText,
-        *,
-        truncation: Truncation | None = None,
-        pool: str = "",
-        priority: Priority | None = None,
-        timeout: float | None = None,
+        **options: Unpack[StreamOptions],
     ) -> AsyncGenerator[Delta | ExtractResult]:
         """Generate text and stream it: yield `Delta`s, and finally the whole `ExtractResult`.
 
         Models that generate no text, use beam search or return regions yield only the result. The
         call is one request and is not retried. Raises ShoalError.
         """
-        plan = ExtractPlan(items, task, Options(model, truncation, "", pool, priority, "raise"))
+        plan = ExtractPlan(items, task, model, options)
         with self._caller.streaming() as (address, metadata):
-            seconds = self._caller.seconds(timeout)
+            seconds = self._caller.seconds(options.get("timeout"))
             replies = self._transport.stream(
                 address, EXTRACT_STREAM, plan.whole(), timeout=seconds, metadata=metadata
             )
@@ -169,25 +166,22 @@ class Client(ClientBase):
     def aliases(self) -> Aliases:
         return Aliases(self)
 
+    @with_options
     def extract_stream(
         self,
         model: str,
         items: Items,
         task: ReadText,
-        *,
-        truncation: Truncation | None = None,
-        pool: str = "",
-        priority: Priority | None = None,
-        timeout: float | None = None,
+        **options: Unpack[StreamOptions],
     ) -> Generator[Delta | ExtractResult]:
         """Generate text and stream it: yield `Delta`s, and finally the whole `ExtractResult`.
 
         Models that generate no text, use beam search or return regions yield only the result. The
         call is one request and is not retried. Raises ShoalError.
         """
-        plan = ExtractPlan(items, task, Options(model, truncation, "", pool, priority, "raise"))
+        plan = ExtractPlan(items, task, model, options)
         with self._caller.streaming() as (address, metadata):
-            seconds = self._caller.seconds(timeout)
+            seconds = self._caller.seconds(options.get("timeout"))
             replies = self._transport.stream(
                 address, EXTRACT_STREAM, plan.whole(), timeout=seconds, metadata=metadata
             )

@@ -1,13 +1,17 @@
-"""The exceptions of a failed call, as in the table of errors in docs/api.md.
+"""Every error that a caller can see, as in the table of errors in docs/api.md.
 
-Every one is a `ShoalError`: its class is the kind of failure, its attributes say where it happened.
-`shoal.transport.failures` makes them from the status of a call.
+Servers raise an error where the fact is known; it is mapped to a gRPC status in one place
+(`libs/serving/calls/interceptor.py`), from which `shoal.transport.failures` makes the same error
+for callers of a client. The class is the kind of failure, the attributes say where it happened.
+
+This module needs the standard library alone, because the libraries of servers share it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final
 
 
 class ShoalError(Exception):
@@ -21,6 +25,7 @@ class ShoalError(Exception):
 
     code = "INTERNAL"
     reason = "INTERNAL"
+    default_retry_after: ClassVar[float | None] = None
 
     def __init__(
         self,
@@ -33,7 +38,7 @@ class ShoalError(Exception):
         super().__init__(message)
         self.message = message
         self.field = field
-        self.retry_after = retry_after
+        self.retry_after = self.default_retry_after if retry_after is None else retry_after
         self.request_id = request_id
 
     def __str__(self) -> str:
@@ -133,6 +138,21 @@ class AliasChanged(ShoalError):
     reason = "ALIAS_CHANGED"
 
 
+class NotReady(ShoalError):
+    """A process has not read the state of the mesh yet: no answer is better than a wrong one."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "NOT_READY"
+    default_retry_after = 1.0
+
+
+class Outdated(ShoalError):
+    """The other process has a version that this one no longer supports."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "OUTDATED"
+
+
 class ModelChanged(ShoalError):
     """The requests of one call were answered by two revisions of the model, so its rows would not
     be comparable. Repeat it.
@@ -150,15 +170,17 @@ class Overloaded(ShoalError):
 
 
 class QueueFull(Overloaded):
-    """The model's lane is full."""
+    """The model's lane holds as many tokens as it may."""
 
     reason = "QUEUE_FULL"
+    default_retry_after = 1.0
 
 
 class RateLimited(Overloaded):
     """The tenant's quota is used up."""
 
     reason = "RATE_LIMITED"
+    default_retry_after = 1.0
 
 
 class OutOfMemory(ShoalError):
@@ -198,15 +220,19 @@ class TlsFailed(CannotConnect):
 
 
 class NoCapacity(Unavailable):
-    """A router answered, and no worker can serve the request."""
+    """No component can take the work now: for instance, no worker is registered, or Redis cannot be
+    reached.
+    """
 
     reason = "NO_CAPACITY"
+    default_retry_after = 1.0
 
 
 class Draining(Unavailable):
     """The router is shutting down; the request is retried at another."""
 
     reason = "DRAINING"
+    default_retry_after = 0.1
 
 
 class WorkerLost(Unavailable):
@@ -227,4 +253,20 @@ class DeadlinePassed(ShoalError):
 
 
 class InternalError(ShoalError):
-    """A fault of the mesh; its logs say more under the request id."""
+    """A fault of the mesh. Callers see a fixed text and the request id, under which its logs say
+    more.
+    """
+
+
+def _subclasses(kind: type[ShoalError]) -> list[type[ShoalError]]:
+    return [below for child in kind.__subclasses__() for below in (child, *_subclasses(child))]
+
+
+BY_REASON: Final[Mapping[str, type[ShoalError]]] = {
+    kind.reason: kind for kind in reversed(_subclasses(ShoalError))
+}
+"""The class of each reason."""
+BY_CODE: Final[Mapping[str, type[ShoalError]]] = {
+    kind.code: kind for kind in reversed(ShoalError.__subclasses__())
+}
+"""The broadest class of each code, for reasons that a newer mesh may have."""

@@ -37,7 +37,7 @@ class Status:
 
 def to_status(error: ShoalError, request_id: str) -> Status:
     """Convert `error` to a status. The text of an InternalError is only logged, not sent."""
-    code: grpc.StatusCode = grpc.StatusCode[error.status]
+    code: grpc.StatusCode = grpc.StatusCode[error.code]
     is_ours = isinstance(error, InternalError)
     message = (
         f"internal error; request {request_id}"
@@ -59,12 +59,12 @@ def _parts(error: ShoalError, message: str, request_id: str) -> list[Message]:
     if error.field:
         field = _shortened(error.field, MAX_FIELD)
         metadata["field"] = field
-        if error.status == "INVALID_ARGUMENT":
+        if error.code == "INVALID_ARGUMENT":
             violation = error_details_pb2.BadRequest.FieldViolation(
                 field=field, description=message
             )
             parts.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    if error.retry_after > 0:
+    if error.retry_after:
         parts.append(error_details_pb2.RetryInfo(retry_delay=_duration(error.retry_after)))
     return [
         error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata),

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from shoal.errors import InvalidInput
 from shoal.requests import codec
-from shoal.requests.schemas import schema_message
+from shoal.requests.extract import schema_message
 from shoal.schema import Schema
 from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, SCORE
 from shoal.v1 import inference_pb2 as pb

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 from shoal.errors import InvalidInput
-from shoal.requests.uris import file_item, file_part
+from shoal.requests.items import file_item, file_part
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.messages.base import HttpError, Received, invalid
@@ -176,7 +176,7 @@ def count_of(value: int | None, field: str) -> int:
 
 def text_item(text: str, field: str) -> pb.Item:
     """Return the item of a text, or of the file in a text that begins with `data:<media
-    type>;base64,` (`shoal.requests.uris`). Raises HttpError for a file type that no model reads,
+    type>;base64,` (`shoal.requests.items`). Raises HttpError for a file type that no model reads,
     and as `plain_text_item`.
     """
     try:

@@ -182,5 +182,6 @@ def _errors_on_stderr() -> Iterator[None]:
     try:
         yield
     except (ShoalError, OSError) as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}")
+        text = error.message if isinstance(error, ShoalError) else str(error)
+        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(text)}")
         raise typer.Exit(1) from None

@@ -142,7 +142,7 @@ class AdmissionController:
         except QueueFull as refusal:
             refusal.retry_after = self._retry_slots.reserve(
                 context.lane,
-                soonest=refusal.retry_after,
+                soonest=refusal.retry_after or 0.0,
                 remaining=context.seconds,
                 cost=context.throughput.seconds(tokens),
                 now=asyncio.get_running_loop().time(),

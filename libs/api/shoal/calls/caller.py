@@ -18,8 +18,8 @@ from typing import Generic, TypeVar
 from shoal.calls.retry import Attempts, RetryBudgets, RetryPolicy
 from shoal.calls.traces import CallSpan, call_span
 from shoal.errors import CannotConnect, DeadlinePassed, Draining, InvalidInput, ShoalError
-from shoal.requests.plan import Plan
-from shoal.requests.splitting import spans
+from shoal.options import CallOptions
+from shoal.requests.plan import Plan, spans
 from shoal.results import Skipped
 from shoal.transport.addresses import Addresses
 from shoal.transport.channels import ANY_ANSWER
@@ -29,7 +29,6 @@ from shoal.transport.wire import Metadata, Transport, Wire
 Q = TypeVar("Q")
 R = TypeVar("R")
 T = TypeVar("T")
-Progress = Callable[[int, int], None]
 # Try a request once: over this wire, at this address, within this many seconds.
 Send = Callable[[Wire, str, float, Metadata], Awaitable[T]]
 
@@ -89,14 +88,9 @@ class Caller:
         self._transport, self._addresses, self._metadata = transport, addresses, metadata
         self._limits, self._policy, self._budgets = limits, policy, RetryBudgets()
 
-    async def run(
-        self,
-        plan: Plan[Q, R, T],
-        *,
-        timeout: float | None = None,
-        on_progress: Progress | None = None,
-    ) -> T:
+    async def run(self, plan: Plan[Q, R, T], options: CallOptions) -> T:
         """Return the result of a plan. Raises ShoalError."""
+        timeout, on_progress = options.get("timeout"), options.get("on_progress")
         places = plan.places()
         parts = self._split(plan, places)
         total = len(plan.lengths)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_args, is_typeddict
 
 import typer
 
@@ -26,17 +26,35 @@ from shoal.errors import (
     ModelUnreachable,
     ShoalError,
 )
+from shoal.options import Option, declared_options
 from shoal.transport.addresses import DEFAULT_ADDRESS, DEFAULT_PORT
 from shoal.transport.trust import Tls, TokenFile
 
 PANEL = "Connection"
+FILES: Final = "Input and output"
+SERVING: Final = "Serving"
 # A command fails if every router refuses its connection for this time.
 REACH_SECONDS = 3.0
 # A router that accepts connections and is busy gets this much more time to answer.
 BUSY_ROUTER_SECONDS = 7.0
 
+_CALL_OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "adapter": {"rich_help_panel": SERVING},
+    "on_invalid": {"rich_help_panel": FILES},
+    "pool": {"rich_help_panel": SERVING},
+    "priority": {"rich_help_panel": SERVING},
+    "truncation": {},
+    "window_overlap": {"rich_help_panel": SERVING, "min": 0},
+}
+"""The options of `shoal.options` that commands have, and how their help shows them. The others are
+for programs.
+"""
+
 C = TypeVar("C", Client, AsyncClient)
 OpenClient = Callable[[], Client]
+ModelId = Annotated[
+    str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -147,11 +165,11 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     `exit_on_failure` does.
 
     Its first parameter is an OpenClient, to be called after the command has checked its own
-    options, so that errors in them are reported without a router. A parameter of a dataclass type
-    is a group of options: each field becomes an option of the command.
+    options, so that errors in them are reported without a router. A parameter of a dataclass type,
+    or of options of calls, is a group: each field becomes an option of the command.
     """
-    declared = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    groups = _groups(declared)
+    parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    groups = _groups(parameters)
 
     @wraps(command)
     def run(**values: Any) -> None:
@@ -166,16 +184,16 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
                 raise
 
     del run.__wrapped__
-    set_parameters(run, _keywords([*_expanded(declared, groups), *_options(Connection)]))
+    set_parameters(run, _keywords([*_expanded(parameters, groups), *_options(Connection)]))
     return run
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with an option for each field of its parameters of dataclass types; it
+    """Return the command with an option for each field of its groups, as `connected` has them; it
     reports failures as `exit_on_failure` does.
     """
-    declared = list(inspect.signature(command, eval_str=True).parameters.values())
-    groups = _groups(declared)
+    parameters = list(inspect.signature(command, eval_str=True).parameters.values())
+    groups = _groups(parameters)
 
     @wraps(command)
     def run(**values: Any) -> None:
@@ -184,25 +202,27 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             command(**values, **arguments)
 
     del run.__wrapped__
-    set_parameters(run, _keywords(_expanded(declared, groups)))
+    set_parameters(run, _keywords(_expanded(parameters, groups)))
     return run
 
 
-def _groups(declared: Sequence[inspect.Parameter]) -> dict[str, Any]:
+def _groups(parameters: Sequence[inspect.Parameter]) -> dict[str, Any]:
     """Return the parameters that are groups of options, with their types."""
-    annotations = {parameter.name: parameter.annotation for parameter in declared}
-    return {name: kind for name, kind in annotations.items() if is_dataclass(kind)}
+    annotations = {parameter.name: parameter.annotation for parameter in parameters}
+    return {
+        name: kind for name, kind in annotations.items() if is_dataclass(kind) or is_typeddict(kind)
+    }
 
 
 def _expanded(
-    declared: Sequence[inspect.Parameter], groups: dict[str, Any]
+    parameters: Sequence[inspect.Parameter], groups: dict[str, Any]
 ) -> Iterator[inspect.Parameter]:
     """Yield the parameters, with the fields of groups instead of the groups."""
-    for parameter in declared:
+    for parameter in parameters:
         if parameter.name in groups:
             yield from _options(groups[parameter.name])
         else:
-            yield parameter
+            yield _shown(parameter)
 
 
 def _keywords(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
@@ -210,11 +230,36 @@ def _keywords(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter
 
 
 def _options(group: type[Any]) -> Sequence[inspect.Parameter]:
-    return list(inspect.signature(group, eval_str=True).parameters.values())
+    if not is_typeddict(group):
+        return list(map(_shown, inspect.signature(group, eval_str=True).parameters.values()))
+    return [
+        _shown(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=option.default,
+                annotation=Annotated[kind, option],
+            )
+        )
+        for name, (kind, option) in declared_options(group).items()
+        if name in _CALL_OPTIONS
+    ]
+
+
+def _shown(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return a parameter that is an `Option` of calls as an option of typer; others as they are."""
+    kind, *metadata = get_args(parameter.annotation) or (None,)
+    if not metadata or not isinstance(metadata[0], Option):
+        return parameter
+    name = f"--{parameter.name.replace('_', '-')}"
+    option = typer.Option(name, help=metadata[0].help, **_CALL_OPTIONS[parameter.name])
+    return parameter.replace(annotation=Annotated[kind, option])
 
 
 def _group(group: type[Any], values: dict[str, Any]) -> Any:
     """Return the options of a group, which are removed from `values`."""
+    if is_typeddict(group):
+        return {name: values.pop(name) for name in declared_options(group) if name in values}
     return group(**{field.name: values.pop(field.name) for field in fields(group)})
 
 

@@ -1,5 +1,5 @@
 """From the arguments of a verb to request messages, and from replies to results. Pure, except for
-the array in `large.py`.
+the array of a large answer.
 
 `plan.py` is the interface, implemented for each inference verb. Messages, splitting and merging
 belong here; when and to which router requests are sent does not.

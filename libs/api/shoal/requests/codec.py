@@ -206,12 +206,19 @@ def encode_result(response: inference_pb2.EncodeResponse) -> EncodeResult:
         vectors(response.dense) if response.HasField("dense") else None,
         sparse(response.sparse) if response.HasField("sparse") else None,
         ragged(response.multi_vector) if response.HasField("multi_vector") else None,
-        _flat(Usage, response.usage),
-        _flat(Timings, response.timings),
-        response.model_revision,
+        *_totals(response),
         embedding_id=response.embedding_id,
         _chunks=_chunks(response) if response.HasField("chunks") else None,
         alias=_resolved(response),
+    )
+
+
+def _totals(response: Any) -> tuple[Usage, Timings, str]:
+    """Return the part that the responses of all verbs have."""
+    return (
+        _flat(Usage, response.usage),
+        _flat(Timings, response.timings),
+        response.model_revision,
     )
 
 
@@ -233,8 +240,7 @@ def _chunks(response: inference_pb2.EncodeResponse) -> Chunks:
     offsets = _bounds(message.offsets, len(starts))
     if len(ends) != len(starts) or len(tokens) != len(starts) or (ends < starts).any():
         raise ValueError(
-            f"{len(starts)} chunks have {len(ends)} ends and {len(tokens)} numbers of "
-            "tokens, or "
+            f"{len(starts)} chunks have {len(ends)} ends and {len(tokens)} numbers of tokens, or "
             "end before they begin"
         )
     pages, texts = _integers(message.pages), list(message.texts)
@@ -256,34 +262,19 @@ def score_result(response: inference_pb2.ScoreResponse) -> ScoreResult:
     ranking = _integers(response.ranking)
     if len(ranking) > len(scores) or (len(ranking) and ranking.max() >= len(scores)):
         raise ValueError(f"the ranking does not fit {len(scores)} scores")
-    usage, timings = _flat(Usage, response.usage), _flat(Timings, response.timings)
-    return ScoreResult(
-        scores, ranking, usage, timings, response.model_revision, alias=_resolved(response)
-    )
+    return ScoreResult(scores, ranking, *_totals(response), alias=_resolved(response))
 
 
 @_decoder
 def extract_result(response: inference_pb2.ExtractResponse) -> ExtractResult:
     results = tuple(_extraction(result) for result in response.results)
-    return ExtractResult(
-        results,
-        _flat(Usage, response.usage),
-        _flat(Timings, response.timings),
-        response.model_revision,
-        alias=_resolved(response),
-    )
+    return ExtractResult(results, *_totals(response), alias=_resolved(response))
 
 
 @_decoder
 def tokenize_result(response: inference_pb2.TokenizeResponse) -> TokenizeResult:
-    usage, timings = _flat(Usage, response.usage), _flat(Timings, response.timings)
-    return TokenizeResult(
-        tuple(map(_tokens, response.results)),
-        response.max_tokens,
-        usage,
-        timings,
-        response.model_revision,
-    )
+    texts = tuple(map(_tokens, response.results))
+    return TokenizeResult(texts, response.max_tokens, *_totals(response))
 
 
 def _tokens(message: inference_pb2.Tokenization) -> Tokens:
@@ -311,8 +302,7 @@ def _uint32(numbers: Any) -> npt.NDArray[np.uint32]:
 
 @_decoder
 def detokenize_result(response: inference_pb2.DetokenizeResponse) -> DetokenizeResult:
-    usage, timings = _flat(Usage, response.usage), _flat(Timings, response.timings)
-    return DetokenizeResult(tuple(response.texts), usage, timings, response.model_revision)
+    return DetokenizeResult(tuple(response.texts), *_totals(response))
 
 
 def _extraction(message: inference_pb2.Extraction) -> Extraction:

@@ -1,27 +1,26 @@
-"""The plan of `encode`. Pure."""
+"""The plan of `encode`: chunks, and large answers.
+
+Large answers are requested as a stream. Rows are copied to their place in one array as they arrive
+and their messages are dropped, so that they are not in memory twice. Pure, except for that array.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
-from shoal.errors import EmbeddingIdMismatch, InternalError
-from shoal.requests.arguments import (
-    Options,
-    SharedFiles,
-    enum_value,
-    item_lengths,
-    item_list,
-    item_messages,
-    most_items,
-)
-from shoal.requests.chunks import ChunkPlan, with_texts
-from shoal.requests.large import EncodeSink, Rows, is_large
-from shoal.requests.merging import merge_encode
-from shoal.requests.plan import Plan
-from shoal.requests.skipping import no_vectors, with_skipped_vectors
-from shoal.results import DataType, EncodeResult, Form, Skipped
-from shoal.tasks import Chunking, Items, Role
+import numpy as np
+
+from shoal.errors import EmbeddingIdMismatch, InternalError, InvalidInput
+from shoal.options import EncodeOptions
+from shoal.requests import codec
+from shoal.requests.items import enum_value, has_document, item_list, message
+from shoal.requests.merging import merge_encode, no_vectors, with_skipped_vectors
+from shoal.requests.plan import ItemPlan, request_frame
+from shoal.results import DataType, EncodeResult, Form, Numbers, Skipped
+from shoal.tasks import Chunking, Item, Items, Parts, Role, Span
 from shoal.transport.methods import ENCODE, ENCODE_STREAM
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2
@@ -73,16 +72,20 @@ _SPARSE_BYTES = 1024
 """
 
 
-class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
+class EncodePlan(ItemPlan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
     """Raises InvalidInput for arguments that no request can hold."""
 
     method, stream, name = ENCODE, ENCODE_STREAM, "items"
 
-    def __init__(self, items: Items, encoding: Encoding, options: Options) -> None:
+    def __init__(
+        self, items: Items, encoding: Encoding, model: str, options: EncodeOptions
+    ) -> None:
         self._forms, self._dimensions = encoding.forms, encoding.dimensions
         self._data_type: DataType = encoding.data_type or "float32"
-        self._frame = options.message(
+        frame = request_frame(
             pb.EncodeRequest,
+            model,
+            options,
             role=enum_value("role", encoding.role, _ROLES),
             representations=[enum_value("representations", form, _FORMS) for form in self._forms],
             data_type=enum_value("data_type", encoding.data_type, _DATA_TYPES),
@@ -93,22 +96,13 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
             expect_embedding_id=encoding.expect_embedding_id,
         )
         self._expected_id = encoding.expect_embedding_id
-        self._items = item_list(items)
-        self._chunks = (
-            None if encoding.chunking is None else ChunkPlan(encoding.chunking, self._items)
-        )
+        listed = item_list(items)
+        self._chunks = None if encoding.chunking is None else ChunkPlan(encoding.chunking, listed)
         if self._chunks is not None:
-            self._frame.chunking.CopyFrom(self._chunks.message)
-        self.most_items = most_items(self._items)
-        self._rows = Rows(len(self._items))
-        invalid = options.invalid("items", self._items)
+            frame.chunking.CopyFrom(self._chunks.message)
+        self._rows = Rows(len(listed))
         answered_bytes = _SPARSE_BYTES if "sparse" in self._forms else 0
-        super().__init__(
-            item_lengths(self._items),
-            invalid,
-            repeated_bytes=self._frame.ByteSize(),
-            answered_bytes=answered_bytes,
-        )
+        super().__init__(frame, listed, options, answered_bytes=answered_bytes)
 
     def is_large(self, lengths: Sequence[int]) -> bool:
         if self._chunks is not None and self._chunks.has_documents:
@@ -117,11 +111,7 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
         return is_large(rows, self._forms, self._data_type, self._dimensions)
 
     def build(self, places: Sequence[int]) -> pb.EncodeRequest:
-        request = pb.EncodeRequest()
-        request.CopyFrom(self._frame)
-        files = SharedFiles(self._items, places)
-        request.items.extend(item_messages("items", self._items, places, files))
-        request.files.extend(files.data())
+        request = super().build(places)
         if self._chunks is not None:
             self._chunks.complete(request.items, places)
         return request
@@ -129,9 +119,8 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
     def sink(self, places: Sequence[int]) -> EncodeSink:
         if isinstance(places, range):
             return EncodeSink(self._rows, places[0], len(places))
-        return EncodeSink(
-            Rows(len(places)), 0, len(places)
-        )  # Items are skipped: indices of rows are not those of items.
+        # Items are skipped: indices of rows are not those of items.
+        return EncodeSink(Rows(len(places)), 0, len(places))
 
     def merge(self, results: Sequence[EncodeResult]) -> EncodeResult:
         if not results:
@@ -162,3 +151,222 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
     ) -> EncodeResult:
         found = with_skipped_vectors(result, kept, skipped)
         return found if self._chunks is None else with_texts(found, self._items)
+
+
+_METHODS: Final = {
+    "sentences": pb.Chunking.METHOD_SENTENCES,
+    "tokens": pb.Chunking.METHOD_TOKENS,
+    "markdown": pb.Chunking.METHOD_MARKDOWN,
+    "spans": pb.Chunking.METHOD_SPANS,
+}
+_DEFAULT_CHUNK_TOKENS: Final = 512
+
+
+class ChunkPlan:
+    """The division of a call's items into chunks. Raises InvalidInput for an item that no request
+    can hold.
+    """
+
+    def __init__(self, chunking: Chunking, items: Sequence[Item]) -> None:
+        self.has_documents = any(map(has_document, items))
+        self.message: pb.Chunking = message(
+            pb.Chunking,
+            method=enum_value("chunking.method", chunking.method, _METHODS),
+            max_tokens=chunking.max_tokens,
+            overlap=chunking.overlap,
+            late=chunking.late,
+            return_text=self.has_documents,
+        )
+        for name, given in (("contexts", chunking.contexts), ("spans", chunking.spans)):
+            if given and (isinstance(given, str) or len(given) != len(items)):
+                wrong = f"chunking.{name} has {len(given)} entries for {len(items)} items"
+                raise InvalidInput(
+                    f"{wrong}; it must be a list with one for each item", field=f"chunking.{name}"
+                )
+        self._contexts, self._spans = chunking.contexts, chunking.spans
+        self._stride = (
+            max(1, (chunking.max_tokens or _DEFAULT_CHUNK_TOKENS) - chunking.overlap)
+            * CHARACTERS_PER_TOKEN
+        )
+
+    def lengths(self, lengths: Sequence[int]) -> list[int]:
+        """Return the expected lengths of the chunks of items, in characters."""
+        if self._spans:
+            return [self._stride] * sum(map(len, self._spans))
+        return [
+            min(length, self._stride)
+            for length in lengths
+            for _ in range(length // self._stride + 1)
+        ]
+
+    def complete(self, items: Sequence[pb.Item], places: Sequence[int]) -> None:
+        """Add contexts and spans to messages of the items at these indices."""
+        for item, place in zip(items, places, strict=True):
+            path = f"items[{place}]"
+            if self._contexts:
+                item.context = message(pb.Item, context=self._contexts[place]).context
+            if self._spans:
+                item.spans.extend(
+                    [
+                        _span(f"{path}.spans[{index}]", span)
+                        for index, span in enumerate(self._spans[place])
+                    ]
+                )
+
+
+def with_texts(result: EncodeResult, items: Sequence[Item]) -> EncodeResult:
+    """Return the result with the texts of the items, of which chunks are parts. Those of documents
+    are not known here.
+    """
+    return replace(result, _chunks=replace(result.chunks, texts=[_text(item) for item in items]))
+
+
+def _span(path: str, span: Span | tuple[int, int]) -> pb.Span:
+    try:
+        start, end, context = (
+            (span.start, span.end, span.context) if isinstance(span, Span) else (*span, "")
+        )
+        return pb.Span(start=start, end=end, context=context)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{path} does not fit the request: {error}", field=path) from None
+
+
+def _text(item: Item) -> str:
+    if isinstance(item, Parts):
+        return _text(item.pieces[0]) if len(item.pieces) == 1 else ""
+    return item if isinstance(item, str) else ""
+
+
+STREAMED_BYTES = 4 << 20
+"""A larger expected answer is requested as a stream: proxies may limit messages to this size,
+gRPC's default, and the router frees sent parts early. For smaller answers one message costs less.
+"""
+ASSUMED_DIMENSIONS = 1_024
+"""Of dense vectors, if the call does not say: as many as large encoders have. Small ones have
+384.
+"""
+ASSUMED_TOKEN_DIMENSIONS = 128
+"""Of a token's vector: late-interaction models have 96 or 128."""
+ASSUMED_ENTRIES = 256
+"""Entries of a sparse row, 8 bytes each: SPLADE models return 100 to 300."""
+CHARACTERS_PER_TOKEN = 4
+
+_BITS: dict[DataType, int] = {
+    "float32": 32,
+    "float16": 16,
+    "bfloat16": 16,
+    "int8": 8,
+    "uint8": 8,
+    "binary": 1,
+}
+
+
+def is_large(
+    lengths: Sequence[int], forms: Sequence[Form], data_type: DataType, dimensions: int
+) -> bool:
+    """Return True if the answer to items of these lengths is expected to exceed STREAMED_BYTES.
+
+    Args:
+        lengths: Characters of each item.
+        dimensions: Dimensions of a vector; 0: the model's own.
+    """
+    bits = _BITS[data_type]
+    expected = 0
+    if "dense" in forms or not forms:
+        expected += len(lengths) * (dimensions or ASSUMED_DIMENSIONS) * bits // 8
+    if "sparse" in forms:
+        expected += len(lengths) * ASSUMED_ENTRIES * 8
+    if "multi_vector" in forms:
+        tokens = sum(lengths) // CHARACTERS_PER_TOKEN + 2 * len(lengths)
+        expected += tokens * (dimensions or ASSUMED_TOKEN_DIMENSIONS) * bits // 8
+    return expected > STREAMED_BYTES
+
+
+class Rows:
+    """The dense vectors of `items` items, allocated when the first rows arrive with their
+    dimensions. Threads may share an object."""
+
+    def __init__(self, items: int) -> None:
+        self._items = items
+        self._lock = threading.Lock()
+        # [items, dimensions]; None until the first rows arrive.
+        self._array: Numbers | None = None
+
+    def put(self, first: int, rows: Numbers) -> Numbers:
+        """Copy rows to their place and return a view of them there; if they are all rows,
+        return them uncopied. Raises InternalError if they do not fit."""
+        if len(rows) == self._items:
+            return rows
+        with self._lock:
+            if self._array is None:
+                self._array = self._allocated(rows)
+        whole = self._array
+        if (
+            whole.dtype != rows.dtype
+            or whole.shape[1:] != rows.shape[1:]
+            or first + len(rows) > len(whole)
+        ):
+            raise InternalError(
+                "the mesh returned parts of this result in different shapes, or more rows than "
+                "items"
+            )
+        view = whole[first : first + len(rows)]
+        view[:] = rows
+        view.flags.writeable = False
+        return view
+
+    def _allocated(self, rows: Numbers) -> Numbers:
+        try:
+            return np.empty((self._items, *rows.shape[1:]), rows.dtype)
+        except (MemoryError, ValueError) as error:
+            raise InternalError(
+                f"the mesh returned rows that do not fit into memory: {error}"
+            ) from None
+
+
+class EncodeSink:
+    """The Sink of a request for `items` items, of which the first has row `first` of `rows`."""
+
+    def __init__(self, rows: Rows, first: int, items: int) -> None:
+        self._rows, self._first, self._items = rows, first, items
+        # The results so far, and the number of their rows.
+        self._parts: list[EncodeResult] = []
+        self._count = 0
+
+    def take(self, reply: pb.EncodeResponse) -> None:
+        """Raise InternalError if the message cannot be read or does not fit."""
+        result = codec.encode_result(reply)
+        count = _rows_of(result)
+        if result.is_divided:  # How many rows there will be is not known before the last message.
+            if len(result.chunks.starts) != count:
+                raise InternalError(
+                    f"the mesh returned {count} rows for {len(result.chunks.starts)} chunks"
+                )
+            count = len(result.chunks)
+        elif "dense" in result.representations:
+            array = self._rows.put(self._first + self._count, result.vectors.array)
+            result = replace(result, _vectors=replace(result.vectors, array=array))
+        self._parts.append(result)
+        self._count += count
+
+    def finish(self) -> EncodeResult:
+        """Return the assembled result. Raises InternalError if rows are missing, ModelChanged if
+        they have two revisions.
+        """
+        if self._count != self._items:
+            raise InternalError(f"the mesh returned {self._count} rows for {self._items} items")
+        return merge_encode(self._parts)
+
+
+def _rows_of(result: EncodeResult) -> int:
+    forms = result.representations
+    counts = {
+        *([len(result.dense)] if "dense" in forms else []),
+        *([len(result.sparse)] if "sparse" in forms else []),
+        *([len(result.multi_vector)] if "multi_vector" in forms else []),
+    }
+    if len(counts) != 1:
+        raise InternalError(
+            "the mesh's answer has no rows, or different numbers of rows in its representations"
+        )
+    return counts.pop()

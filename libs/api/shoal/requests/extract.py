@@ -8,24 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from google.protobuf.message import Message
 
 from shoal.errors import InvalidInput
+from shoal.options import LongTextOptions, StreamOptions
 from shoal.requests import codec
-from shoal.requests.arguments import (
-    Options,
-    SharedFiles,
-    entity_messages,
-    enum_value,
-    item_lengths,
-    item_list,
-    item_messages,
-    message,
-    most_items,
-)
-from shoal.requests.merging import merge_extract
-from shoal.requests.plan import Plan, SingleReply
-from shoal.requests.schemas import schema_bytes, schema_message
-from shoal.requests.skipping import with_skipped_extractions
+from shoal.requests.items import entity_messages, enum_value, item_list, message
+from shoal.requests.merging import merge_extract, with_skipped_extractions
+from shoal.requests.plan import ItemPlan, SingleReply, request_frame
 from shoal.results import Delta, ExtractResult, Skipped, ToolCall
-from shoal.schema import Schema
+from shoal.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 from shoal.tasks import Classify, Entities, Given, Items, ReadText, Regions, Relations, Task, Turn
 from shoal.transport.methods import EXTRACT
 from shoal.v1 import inference_pb2 as pb
@@ -38,7 +27,9 @@ _DEFAULT_TOKENS = 256
 _GENERATED_TOKEN_BYTES = 4
 """Routers let 1,048,576 tokens be written for a request: a quarter of the bytes of an answer."""
 _SCORE_BYTES = 16
-"""Bytes that routers count for a label of an answer in addition to its name."""
+"""Bytes that routers count for a label or name of an answer in addition to its own bytes."""
+_INSTANCES = 19
+"""Instances for which routers count that an answer repeats a relation or a field of a schema."""
 _AGGREGATIONS = {
     "none": pb.AGGREGATION_NONE,
     "simple": pb.AGGREGATION_SIMPLE,
@@ -52,8 +43,7 @@ _KINDS = {
     "ocr": pb.TextTask.KIND_OCR,
     "ocr_regions": pb.TextTask.KIND_OCR_REGIONS,
 }
-
-
+_FIELD_KINDS = {"list": pb.SchemaField.KIND_LIST, "str": pb.SchemaField.KIND_STRING}
 _SPEAKERS = {
     "user": pb.Turn.ROLE_USER,
     "assistant": pb.Turn.ROLE_ASSISTANT,
@@ -77,37 +67,33 @@ _TEXT_LAYERS = {
 }
 
 
-class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
+class ExtractPlan(ItemPlan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
     """Raises InvalidInput for arguments that no request can hold."""
 
     method, name = EXTRACT, "items"
 
-    def __init__(self, items: Items, task: Task, options: Options) -> None:
+    def __init__(
+        self, items: Items, task: Task, model: str, options: LongTextOptions | StreamOptions
+    ) -> None:
         field, task_message = _task(task)
-        self._frame = options.message(pb.ExtractRequest, **{field: task_message})
-        self._items = item_list(items)
-        self.most_items = most_items(self._items)
-        self._entities = _given_entities(task, len(self._items))
+        frame = request_frame(pb.ExtractRequest, model, options, **{field: task_message})
+        listed = item_list(items)
+        self._entities = _given_entities(task, len(listed))
         self._seed = (
             message(pb.Item, seed=task.seed)
             if isinstance(task, ReadText) and task.seed is not None
             else None
         )
-        classify = self._frame.classify
-        frame_bytes = self._frame.ByteSize()
         super().__init__(
-            item_lengths(self._items),
-            options.invalid("items", self._items),
-            repeated_bytes=frame_bytes + len(classify.hypothesis.encode()) * len(classify.labels),
-            answered_bytes=_answered_bytes(self._frame),
+            frame,
+            listed,
+            options,
+            further_bytes=len(frame.classify.hypothesis.encode()) * len(frame.classify.labels),
+            answered_bytes=_answered_bytes(frame),
         )
 
     def build(self, places: Sequence[int]) -> pb.ExtractRequest:
-        request = pb.ExtractRequest()
-        request.CopyFrom(self._frame)
-        files = SharedFiles(self._items, places)
-        request.items.extend(item_messages("items", self._items, places, files))
-        request.files.extend(files.data())
+        request = super().build(places)
         if self._seed is not None:
             for item in request.items:
                 item.MergeFrom(self._seed)
@@ -321,3 +307,73 @@ def _json(value: Mapping[str, object] | str | None, field: str) -> str:
         return json.dumps(dict(value), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{field} is no JSON: {error}", field=field) from None
+
+
+def schema_message(schema: Schema) -> pb.StructureTask:
+    """Raise InvalidInput for values that a message cannot hold."""
+    return message(
+        pb.StructureTask,
+        entities=[_label(one) for one in schema.entities],
+        classifications=[_classification(one) for one in schema.classifications],
+        relations=[_label(one) for one in schema.relations],
+        structures=[
+            _structure(one, f"structure.structures[{index}]")
+            for index, one in enumerate(schema.structures)
+        ],
+        threshold=schema.threshold,
+    )
+
+
+def schema_bytes(task: pb.StructureTask) -> int:
+    """Bytes that an answer may repeat for each item."""
+    once = [one.label for one in task.entities]
+    once += [
+        name
+        for one in task.classifications
+        for name in (one.name, *(label.label for label in one.labels))
+    ]
+    often = [one.label for one in task.relations] + [one.name for one in task.structures]
+    often += [
+        name
+        for one in task.structures
+        for field in one.fields
+        for name in (field.name, *field.choices)
+    ]
+    return _answered(once) + _INSTANCES * _answered(often)
+
+
+def _answered(names: Iterable[str]) -> int:
+    return sum(_SCORE_BYTES + len(name.encode()) for name in names)
+
+
+def _label(label: SchemaLabel) -> pb.SchemaLabel:
+    return message(
+        pb.SchemaLabel, label=label.label, description=label.description, threshold=label.threshold
+    )
+
+
+def _classification(one: SchemaClassification) -> pb.SchemaClassification:
+    return message(
+        pb.SchemaClassification,
+        name=one.name,
+        labels=[_label(label) for label in one.labels],
+        multi_label=one.multi_label,
+        threshold=one.threshold,
+        description=one.description,
+    )
+
+
+def _structure(one: SchemaStructure, path: str) -> pb.SchemaStructure:
+    fields = [_field(field, f"{path}.fields[{index}]") for index, field in enumerate(one.fields)]
+    return message(pb.SchemaStructure, name=one.name, fields=fields)
+
+
+def _field(field: SchemaField, path: str) -> pb.SchemaField:
+    return message(
+        pb.SchemaField,
+        name=field.name,
+        kind=enum_value(f"{path}.dtype", str(field.dtype), _FIELD_KINDS),
+        choices=field.choices,
+        description=field.description,
+        threshold=field.threshold,
+    )

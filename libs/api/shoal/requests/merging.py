@@ -1,24 +1,30 @@
-"""Merges the results of the requests of one call, in order. Pure."""
+"""Merges the results of the requests of one call, in order, and adds empty rows for skipped items.
+Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import astuple, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import InternalError, ModelChanged
-from shoal.requests.skipping import NO_EXTRACTIONS, NO_SCORES, NO_TEXTS, NO_TOKENS
 from shoal.results import (
     Chunks,
+    DataType,
     EncodeResult,
+    Extraction,
     ExtractResult,
+    Form,
     Integers,
     Numbers,
     Ragged,
     ResolvedAlias,
     ScoreResult,
+    Skipped,
     Sparse,
     Timings,
     Usage,
@@ -27,6 +33,30 @@ from shoal.results import (
 from shoal.tokens import DetokenizeResult, TokenizeResult
 
 N = TypeVar("N", bound=np.number)
+
+
+_EMPTY = Usage(0), Timings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0), ""
+NO_SCORES = ScoreResult(np.zeros(0, np.float32), np.zeros(0, np.int64), *_EMPTY)
+NO_EXTRACTIONS = ExtractResult((), *_EMPTY)
+NO_TOKENS = TokenizeResult((), 0, *_EMPTY)
+NO_TEXTS = DetokenizeResult((), *_EMPTY)
+_STORED: dict[DataType, type[np.number[Any]]] = {
+    "float16": np.float16,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "binary": np.uint8,
+}
+
+
+class _Result(Protocol):
+    """The common part of all results."""
+
+    @property
+    def usage(self) -> Usage: ...
+    @property
+    def timings(self) -> Timings: ...
+    @property
+    def revision(self) -> str: ...
 
 
 def merge_encode(parts: Sequence[EncodeResult]) -> EncodeResult:
@@ -39,9 +69,7 @@ def merge_encode(parts: Sequence[EncodeResult]) -> EncodeResult:
         _vectors([part.vectors for part in parts if "dense" in part.representations]),
         _sparse([part.sparse for part in parts if "sparse" in part.representations]),
         _ragged([part.multi_vector for part in parts if "multi_vector" in part.representations]),
-        _usage([part.usage for part in parts]),
-        _timings([part.timings for part in parts]),
-        _revision([part.revision for part in parts]),
+        *_totals(parts),
         embedding_id=merged_embedding_id([part.embedding_id for part in parts]),
         _chunks=_chunks([part.chunks for part in parts if part.is_divided]),
         alias=_alias(parts),
@@ -57,12 +85,7 @@ def merge_score(parts: Sequence[ScoreResult], *, top_n: int) -> ScoreResult:
     scores = _joined([part.scores for part in parts])
     ranking = np.argsort(-scores, kind="stable")[: top_n or None]
     ranking.flags.writeable = False
-    usage, timings = (
-        _usage([part.usage for part in parts]),
-        _timings([part.timings for part in parts]),
-    )
-    revision = _revision([part.revision for part in parts])
-    return ScoreResult(scores, ranking, usage, timings, revision, alias=_alias(parts))
+    return ScoreResult(scores, ranking, *_totals(parts), alias=_alias(parts))
 
 
 def merge_extract(parts: Sequence[ExtractResult]) -> ExtractResult:
@@ -70,12 +93,7 @@ def merge_extract(parts: Sequence[ExtractResult]) -> ExtractResult:
     if len(parts) < 2:
         return parts[0] if parts else NO_EXTRACTIONS
     results = tuple(result for part in parts for result in part.results)
-    usage, timings = (
-        _usage([part.usage for part in parts]),
-        _timings([part.timings for part in parts]),
-    )
-    revision = _revision([part.revision for part in parts])
-    return ExtractResult(results, usage, timings, revision, alias=_alias(parts))
+    return ExtractResult(results, *_totals(parts), alias=_alias(parts))
 
 
 def merge_tokenize(parts: Sequence[TokenizeResult]) -> TokenizeResult:
@@ -83,13 +101,7 @@ def merge_tokenize(parts: Sequence[TokenizeResult]) -> TokenizeResult:
     if len(parts) < 2:
         return parts[0] if parts else NO_TOKENS
     texts = tuple(text for part in parts for text in part.texts)
-    usage, timings = (
-        _usage([part.usage for part in parts]),
-        _timings([part.timings for part in parts]),
-    )
-    return TokenizeResult(
-        texts, parts[0].max_tokens, usage, timings, _revision([part.revision for part in parts])
-    )
+    return TokenizeResult(texts, parts[0].max_tokens, *_totals(parts))
 
 
 def merge_detokenize(parts: Sequence[DetokenizeResult]) -> DetokenizeResult:
@@ -97,11 +109,7 @@ def merge_detokenize(parts: Sequence[DetokenizeResult]) -> DetokenizeResult:
     if len(parts) < 2:
         return parts[0] if parts else NO_TEXTS
     texts = tuple(text for part in parts for text in part.texts)
-    usage, timings = (
-        _usage([part.usage for part in parts]),
-        _timings([part.timings for part in parts]),
-    )
-    return DetokenizeResult(texts, usage, timings, _revision([part.revision for part in parts]))
+    return DetokenizeResult(texts, *_totals(parts))
 
 
 def _joined(arrays: Sequence[npt.NDArray[N]]) -> npt.NDArray[N]:
@@ -214,33 +222,26 @@ def _pages(parts: Sequence[Chunks]) -> Integers | None:
     )
 
 
-def _usage(parts: Sequence[Usage]) -> Usage:
-    counts = ("input_tokens", "image_tokens", "output_tokens", "truncated_items")
-    return Usage(
-        **{name: sum(getattr(part, name) for part in parts) for name in counts},
-        truncated_query=any(part.truncated_query for part in parts),
-    )
-
-
-def _timings(parts: Sequence[Timings]) -> Timings:
-    return Timings(
-        max(part.queue_seconds for part in parts),
-        max(part.prepare_seconds for part in parts),
-        max(part.wait_seconds for part in parts),
-        max(part.forward_seconds for part in parts),
-        max(part.finish_seconds for part in parts),
-        max(part.total_seconds for part in parts),
-    )
-
-
-def _revision(parts: Sequence[str]) -> str:
-    other = next((revision for revision in parts if revision != parts[0]), None)
+def _totals(parts: Sequence[_Result]) -> tuple[Usage, Timings, str]:
+    """Return the sums of tokens, the longest times, and the revision. Raises ModelChanged if two
+    revisions answered.
+    """
+    first = parts[0].revision
+    other = next((part.revision for part in parts if part.revision != first), None)
     if other is not None:
         raise ModelChanged(
-            f"the model's revision changed from {parts[0]} to {other} during this call; repeat "
+            f"the model's revision changed from {first} to {other} during this call; repeat "
             "the call, or request model@revision"
         )
-    return parts[0]
+    counts = ("input_tokens", "image_tokens", "output_tokens", "truncated_items")
+    usage = Usage(
+        **{name: sum(getattr(part.usage, name) for part in parts) for name in counts},
+        truncated_query=any(part.usage.truncated_query for part in parts),
+    )
+    longest = (
+        max(seconds) for seconds in zip(*(astuple(part.timings) for part in parts), strict=True)
+    )
+    return usage, Timings(*longest), first
 
 
 def _alias(
@@ -270,3 +271,125 @@ def merged_embedding_id(parts: Sequence[str]) -> str:
             f"embedding ids {' and '.join(recipes)}; repeat the call, or request model@revision"
         )
     return recipes[0] if all(parts) else ""
+
+
+def no_vectors(
+    forms: Sequence[Form], data_type: DataType, dimensions: int, *, is_divided: bool = False
+) -> EncodeResult:
+    """Return the result for no items: [0, dimensions], where those are known, in each form. Without
+    `forms` a dense one: the model's own default is not known here.
+    """
+    none = np.zeros(0, np.int64)
+    stored = _STORED.get(data_type, np.float32)
+    width = -(-dimensions // 8) if data_type == "binary" else dimensions
+    scale, offset = (
+        np.zeros(0, np.float32) if data_type in kinds else None
+        for kinds in (("int8", "uint8"), ("uint8",))
+    )
+    return EncodeResult(
+        Vectors(np.zeros((0, width), stored), data_type, dimensions, scale, offset)
+        if "dense" in (forms or ["dense"])
+        else None,
+        Sparse(np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(1, np.int64), (0, 0))
+        if "sparse" in forms
+        else None,
+        Ragged(np.zeros((0, dimensions), np.float32), np.zeros(1, np.int64))
+        if "multi_vector" in forms
+        else None,
+        *_EMPTY,
+        _chunks=Chunks(np.zeros(1, np.int64), none, none, none) if is_divided else None,
+    )
+
+
+def with_skipped_vectors(
+    result: EncodeResult, kept: Sequence[int], skipped: Sequence[Skipped]
+) -> EncodeResult:
+    """Expand the result for the items at `kept` to all items: rows of the `skipped` ones are NaN,
+    or have no entries.
+    """
+    rows, forms = len(kept) + len(skipped), result.representations
+    if result.is_divided:  # Rows are chunks; skipped items have none.
+        chunks = replace(result.chunks, offsets=_bounds(result.chunks.offsets, kept, rows))
+        return replace(result, skipped=tuple(skipped), _chunks=chunks)
+    return replace(
+        result,
+        _vectors=_vectors_of_all(result.vectors, kept, rows) if "dense" in forms else None,
+        _sparse=_sparse_of_all(result.sparse, kept, rows) if "sparse" in forms else None,
+        _multi_vector=_ragged_of_all(result.multi_vector, kept, rows)
+        if "multi_vector" in forms
+        else None,
+        skipped=tuple(skipped),
+    )
+
+
+def with_skipped_scores(
+    result: ScoreResult, kept: Sequence[int], skipped: Sequence[Skipped]
+) -> ScoreResult:
+    """Expand the result for the documents at `kept` to all documents: the `skipped` ones have the
+    score NaN and no rank.
+    """
+    scores = _rows(result.scores, kept, len(kept) + len(skipped))
+    return replace(
+        result,
+        scores=scores,
+        ranking=np.asarray(kept, np.int64)[result.ranking],
+        skipped=tuple(skipped),
+    )
+
+
+def with_skipped_extractions(
+    result: ExtractResult, kept: Sequence[int], skipped: Sequence[Skipped]
+) -> ExtractResult:
+    """Expand the result for the items at `kept` to all items: the `skipped` ones have empty
+    extractions.
+    """
+    _check(len(result), kept)
+    results = [Extraction()] * (len(kept) + len(skipped))
+    for index, found in zip(kept, result.results, strict=True):
+        results[index] = found
+    return replace(result, results=tuple(results), skipped=tuple(skipped))
+
+
+def _vectors_of_all(vectors: Vectors, kept: Sequence[int], rows: int) -> Vectors:
+    scales = (
+        None if part is None else _rows(part, kept, rows)
+        for part in (vectors.scale, vectors.offset)
+    )
+    return Vectors(_rows(vectors.array, kept, rows), vectors.data_type, vectors.dimensions, *scales)
+
+
+def _sparse_of_all(sparse: Sparse, kept: Sequence[int], rows: int) -> Sparse:
+    return replace(sparse, indptr=_bounds(sparse.indptr, kept, rows), shape=(rows, sparse.shape[1]))
+
+
+def _ragged_of_all(ragged: Ragged, kept: Sequence[int], rows: int) -> Ragged:
+    return replace(ragged, offsets=_bounds(ragged.offsets, kept, rows))
+
+
+def _rows(array: npt.NDArray[Any], kept: Sequence[int], rows: int) -> npt.NDArray[Any]:
+    """[rows, …] with the rows of `array` at `kept`; the others are NaN, or 0 where numbers are
+    integers.
+    """
+    _check(len(array), kept)
+    filled = np.full(
+        (rows, *array.shape[1:]),
+        np.nan if np.issubdtype(array.dtype, np.floating) else 0,
+        array.dtype,
+    )
+    filled[list(kept)] = array
+    return filled
+
+
+def _bounds(
+    offsets: npt.NDArray[np.int64], kept: Sequence[int], rows: int
+) -> npt.NDArray[np.int64]:
+    """Row offsets for all rows, those not at `kept` without entries."""
+    _check(len(offsets) - 1, kept)
+    lengths = np.zeros(rows + 1, np.int64)
+    lengths[np.asarray(kept, np.int64) + 1] = np.diff(offsets)
+    return np.cumsum(lengths)
+
+
+def _check(rows: int, kept: Sequence[int]) -> None:
+    if rows != len(kept):
+        raise InternalError(f"the mesh returned {rows} rows for {len(kept)} items")

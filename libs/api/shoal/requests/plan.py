@@ -1,24 +1,40 @@
 """The plan of an inference call: how its items become requests, and the replies one result.
-Implemented for each verb.
+Implemented for each verb. Pure.
 
-`shoal.calls` executes plans; it knows nothing else of a verb.
+`shoal.calls` executes plans; it knows nothing else of a verb. The router validates requests. Only
+values that a message cannot hold at all are refused here, with the same InvalidInput and field
+path.
 """
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
 
+from shoal.errors import InvalidInput
+from shoal.requests.items import (
+    ANY_NUMBER,
+    SharedFiles,
+    enum_value,
+    find_problem,
+    item_lengths,
+    item_messages,
+    max_request_items,
+    message,
+)
 from shoal.results import Skipped
+from shoal.tasks import Item
 from shoal.transport.methods import Method
+from shoal.v1 import inference_pb2 as pb
 
 Q = TypeVar("Q")
 R = TypeVar("R")
 T = TypeVar("T")
 A = TypeVar("A", contravariant=True)
 B = TypeVar("B", covariant=True)
+ItemRequest = TypeVar("ItemRequest", pb.EncodeRequest, pb.ScoreRequest, pb.ExtractRequest)
+M = TypeVar("M")
 
 MAX_REPEATED_BYTES: Final = 192 << 20
 """What all items of a request may repeat: routers let a request make a worker read 256 MiB, of
@@ -28,10 +44,6 @@ MAX_ANSWERED_BYTES: Final = 4 << 20
 """Maximum bytes of labels with scores that the answer to a request may repeat, as routers allow;
 results that depend on the items share the same limit.
 """
-
-
-ANY_NUMBER: Final = sys.maxsize
-"""Of items: what routers allow is the default of the client's own limit."""
 
 
 class Sink(Protocol[A, B]):
@@ -133,3 +145,103 @@ class Plan(ABC, Generic[Q, R, T]):
         result is complete.
         """
         return result
+
+
+_ENUM_OPTIONS: Final[Mapping[str, Mapping[str, object]]] = {
+    "truncation": {
+        "none": pb.TRUNCATION_NONE,
+        "end": pb.TRUNCATION_END,
+        "start": pb.TRUNCATION_START,
+        "windows": pb.TRUNCATION_WINDOWS,
+    },
+    "priority": {"interactive": pb.PRIORITY_INTERACTIVE, "bulk": pb.PRIORITY_BULK},
+}
+_CLIENT_OPTIONS: Final = frozenset({"timeout", "on_progress", "on_invalid"})
+"""Options that are not fields of requests."""
+
+
+def request_frame(
+    kind: Callable[..., M], model: str, options: Mapping[str, Any], /, **values: object
+) -> M:
+    """Return a request without items: with the options that are fields of it, and `values`. Raises
+    InvalidInput.
+    """
+    given = {
+        name: enum_value(name, value, _ENUM_OPTIONS[name]) if name in _ENUM_OPTIONS else value
+        for name, value in options.items()
+        if name not in _CLIENT_OPTIONS
+    }
+    return message(kind, model=model, **{k: v for k, v in given.items() if v is not None}, **values)
+
+
+class ItemPlan(Plan[ItemRequest, R, T]):
+    """The plan of a verb over texts, images and documents.
+
+    Args:
+        frame: The request without its items.
+        options: The options of the call.
+        further_bytes: Bytes that a model may read again with each item, beyond those of the frame.
+    """
+
+    def __init__(
+        self,
+        frame: ItemRequest,
+        items: list[Item],
+        options: Mapping[str, Any],
+        *,
+        further_bytes: int = 0,
+        answered_bytes: int = 0,
+    ) -> None:
+        self._frame, self._items = frame, items
+        self.most_items = max_request_items(items)
+        super().__init__(
+            item_lengths(items),
+            self._find_invalid(options.get("on_invalid", "raise")),
+            repeated_bytes=frame.ByteSize() + further_bytes,
+            answered_bytes=answered_bytes,
+        )
+
+    def build(self, places: Sequence[int]) -> ItemRequest:
+        request = type(self._frame)()
+        request.CopyFrom(self._frame)
+        files = SharedFiles(self._items, places)
+        messages = item_messages(self.name, self._items, places, files)
+        getattr(request, self.name).extend(messages)
+        request.files.extend(files.data())
+        return request
+
+    def _find_invalid(self, on_invalid: str) -> list[Skipped] | None:
+        """Return the items that are invalid without asking a router: empty ones, and those that are
+        neither text nor image. None: an invalid item fails the call (`on_invalid="raise"`).
+        """
+        if on_invalid == "raise":
+            return None
+        if on_invalid != "skip":
+            raise InvalidInput(
+                f"on_invalid is {on_invalid!r}; it must be one of raise, skip", field="on_invalid"
+            )
+        found = (
+            (index, find_problem(f"{self.name}[{index}]", item))
+            for index, item in enumerate(self._items)
+        )
+        return [Skipped(index, InvalidInput.reason, problem) for index, problem in found if problem]
+
+
+def spans(lengths: Sequence[int], *, max_items: int, max_characters: int) -> list[range]:
+    """Consecutive ranges of item indices, each of at most `max_items` items and, unless it is a
+    single item, `max_characters`.
+
+    Ranges are of even size where the lengths allow, so that no small remainder is sent alone. None
+    for an empty list.
+    """
+    if not lengths:
+        return []
+    parts = -(-len(lengths) // max_items)
+    even = -(-len(lengths) // parts)
+    found, begin, characters = [], 0, 0
+    for index, length in enumerate(lengths):
+        if index > begin and (index - begin == even or characters + length > max_characters):
+            found.append(range(begin, index))
+            begin, characters = index, 0
+        characters += length
+    return [*found, range(begin, len(lengths))]

@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal.options import LongTextOptions
 from shoal.requests import codec
-from shoal.requests.arguments import (
-    Options,
-    SharedFiles,
-    enum_value,
-    item_lengths,
-    item_list,
-    item_message,
-    item_messages,
-    most_items,
-)
-from shoal.requests.merging import merge_score
-from shoal.requests.plan import Plan, SingleReply
-from shoal.requests.skipping import with_skipped_scores
+from shoal.requests.items import enum_value, item_list, item_message
+from shoal.requests.merging import merge_score, with_skipped_scores
+from shoal.requests.plan import ItemPlan, SingleReply, request_frame
 from shoal.results import ScoreResult, Skipped
 from shoal.tasks import Item, Items, Scale
 from shoal.transport.methods import SCORE
@@ -37,34 +28,25 @@ class Scoring:
     top_n: int
 
 
-class ScorePlan(Plan[pb.ScoreRequest, pb.ScoreResponse, ScoreResult]):
+class ScorePlan(ItemPlan[pb.ScoreRequest, pb.ScoreResponse, ScoreResult]):
     """Raises InvalidInput for arguments that no request can hold."""
 
     method, name = SCORE, "documents"
 
-    def __init__(self, documents: Items, scoring: Scoring, options: Options) -> None:
+    def __init__(
+        self, documents: Items, scoring: Scoring, model: str, options: LongTextOptions
+    ) -> None:
         self._top_n = scoring.top_n
-        self._frame = options.message(
+        frame = request_frame(
             pb.ScoreRequest,
+            model,
+            options,
             query=item_message("query", scoring.query),
             instruction=scoring.instruction,
             scale=enum_value("scale", scoring.scale, _SCALES),
             top_n=scoring.top_n,
         )
-        self._documents = item_list(documents, "documents")
-        self.most_items = most_items(self._documents)
-        invalid = options.invalid("documents", self._documents)
-        super().__init__(
-            item_lengths(self._documents), invalid, repeated_bytes=self._frame.ByteSize()
-        )
-
-    def build(self, places: Sequence[int]) -> pb.ScoreRequest:
-        request = pb.ScoreRequest()
-        request.CopyFrom(self._frame)
-        files = SharedFiles(self._documents, places)
-        request.documents.extend(item_messages("documents", self._documents, places, files))
-        request.files.extend(files.data())
-        return request
+        super().__init__(frame, item_list(documents, "documents"), options)
 
     def sink(self, places: Sequence[int]) -> SingleReply[pb.ScoreResponse, ScoreResult]:
         return SingleReply(codec.score_result)

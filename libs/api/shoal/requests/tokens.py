@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Final, cast
 
 from shoal.errors import InvalidInput
+from shoal.options import CallOptions
 from shoal.requests import codec
-from shoal.requests.arguments import PRIORITIES, TRUNCATIONS, Options, enum_value, message
 from shoal.requests.merging import merge_detokenize, merge_tokenize
-from shoal.requests.plan import Plan, SingleReply
+from shoal.requests.plan import Plan, SingleReply, request_frame
+from shoal.tasks import Truncation
 from shoal.tokens import DetokenizeResult, TokenIds, TokenizeResult
 from shoal.transport.methods import DETOKENIZE, TOKENIZE
 from shoal.v1 import inference_pb2 as pb
@@ -32,21 +33,21 @@ class TokenizePlan(Plan[pb.TokenizeRequest, pb.TokenizeResponse, TokenizeResult]
     def __init__(
         self,
         texts: str | Sequence[str],
-        options: Options,
+        model: str,
+        options: CallOptions,
         *,
+        truncation: Truncation | None,
         special: bool,
         count_only: bool,
         names: bool,
     ) -> None:
-        self._frame = message(
+        self._frame = request_frame(
             pb.TokenizeRequest,
-            model=options.model,
+            model,
+            {**options, "truncation": truncation},
             add_special_tokens=special,
-            truncation=enum_value("truncation", options.truncation, TRUNCATIONS),
             count_only=count_only,
             return_tokens=names,
-            pool=options.pool,
-            priority=enum_value("priority", options.priority, PRIORITIES),
         )
         self._texts = [texts] if isinstance(texts, str) else list(texts)
         for index, text in enumerate(self._texts):
@@ -85,14 +86,15 @@ class DetokenizePlan(Plan[pb.DetokenizeRequest, pb.DetokenizeResponse, Detokeniz
     method, name = DETOKENIZE, "sequences"
 
     def __init__(
-        self, ids: TokenIds | Sequence[TokenIds], options: Options, *, skip_special: bool
+        self,
+        ids: TokenIds | Sequence[TokenIds],
+        model: str,
+        options: CallOptions,
+        *,
+        skip_special: bool,
     ) -> None:
-        self._frame = message(
-            pb.DetokenizeRequest,
-            model=options.model,
-            skip_special_tokens=skip_special,
-            pool=options.pool,
-            priority=enum_value("priority", options.priority, PRIORITIES),
+        self._frame = request_frame(
+            pb.DetokenizeRequest, model, options, skip_special_tokens=skip_special
         )
         given = list(ids)
         is_flat = bool(given) and not hasattr(given[0], "__len__")

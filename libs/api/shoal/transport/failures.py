@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from shoal.errors import CannotConnect, ShoalError, TlsFailed
+from shoal.errors import BY_CODE, BY_REASON, CannotConnect, ShoalError, TlsFailed
 
 DOMAIN = "shoal"
 
@@ -25,19 +25,6 @@ def translate(error: grpc.RpcError, address: str) -> ShoalError:
         (value for key, value in trailing if key == "grpc-status-details-bin"), b""
     )
     return decode(error.code().name, error.details() or "", details, address=address)
-
-
-def _subclasses(kind: type[ShoalError]) -> list[type[ShoalError]]:
-    return [kind, *(below for child in kind.__subclasses__() for below in _subclasses(child))]
-
-
-_BY_REASON = {
-    kind.reason: kind for kind in reversed(_subclasses(ShoalError)) if kind is not ShoalError
-}
-# The broadest class of each code, for reasons that a newer mesh may have.
-_BY_CODE = {
-    kind.code: kind for kind in reversed(_subclasses(ShoalError)) if ShoalError in kind.__bases__
-}
 
 
 # Parts of BoringSSL's messages, which gRPC passes on, and what each means; the first match counts.
@@ -83,13 +70,13 @@ def decode(code: str, text: str, details: bytes, *, address: str) -> ShoalError:
             "may need a longer timeout"
         )
     reason = info.reason if info is not None else ""
-    kind = _BY_REASON.get(reason) or _BY_CODE.get(code, ShoalError)
+    kind = BY_REASON.get(reason) or BY_CODE.get(code, ShoalError)
     field = bad.field_violations[0].field if bad is not None and bad.field_violations else ""
     if info is not None and not field:  # BadRequest is for INVALID_ARGUMENT only
         field = info.metadata.get("field", "")
     after = None if retry is None else retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
-    error = kind(text or f"the call failed with {code}", field=field, retry_after=after)
-    error.code = code
+    error = kind(text or f"the call failed with {code}", field=field)
+    error.code, error.retry_after = code, after
     error.reason = reason or (kind.reason if kind.code == code else code)
     return error
 

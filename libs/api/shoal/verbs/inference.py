@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Unpack
 
 from shoal import results
-from shoal.calls.caller import Progress
-from shoal.requests.arguments import Options
+from shoal.options import EncodeOptions, LongTextOptions, with_options
 from shoal.requests.encode import EncodePlan, Encoding
 from shoal.requests.extract import ExtractPlan
 from shoal.requests.score import ScorePlan, Scoring
@@ -20,18 +20,15 @@ from shoal.tasks import (
     Given,
     Item,
     Items,
-    LongText,
-    OnInvalid,
-    Priority,
     Relations,
     Role,
     Scale,
     Task,
-    Truncation,
 )
 from shoal.verbs.base import ClientBase
 
 
+@with_options
 async def encode(
     client: ClientBase,
     model: str,
@@ -47,14 +44,8 @@ async def encode(
     chunking: Chunking | None = None,
     expect_embedding_id: str = "",
     both_models: bool = False,
-    truncation: Truncation | None = None,
-    adapter: str = "",
-    pool: str = "",
-    priority: Priority | None = None,
-    on_invalid: OnInvalid = "raise",
-    timeout: float | None = None,
-    on_progress: Progress | None = None,
     writable: bool = False,
+    **options: Unpack[EncodeOptions],
 ) -> EncodeResult:
     """Encode texts as vectors; row i of the result is for item i, and a single text is a list of
     one.
@@ -77,14 +68,7 @@ async def encode(
         both_models: While the model is an alias that is being changed, also encode by its other
             model, as `result.other`: by the next one before the switch, by the previous one after
             it. Two requests; `expect_embedding_id` is for the first.
-        truncation: "none" refuses items that are too long, "end" (default) and "start" cut there.
-        adapter: A LoRA adapter of the model, `org/name`, or the name of a task with an adapter in
-            the checkpoint.
-        pool: The workers to serve the call; default as in the mesh's catalog.
-        priority: "interactive" (default) or "bulk".
-        on_invalid: "skip": an item that is empty, too long or not a text does not fail the call;
-            its row is NaN, and `result.skipped` has the reason.
-        on_progress: Called as `on_progress(done, total)` after each request of a long list.
+        on_invalid: "skip": the row of a skipped item is NaN, and `result.skipped` has the reason.
         writable: Return arrays that may be modified.
     """
     encoding = Encoding(
@@ -98,24 +82,19 @@ async def encode(
         chunking,
         expect_embedding_id,
     )
-    options = Options(model, truncation, adapter, pool, priority, on_invalid)
     items = list(items) if both_models and isinstance(items, Iterator) else items
-    plan = EncodePlan(items, encoding, options)
-    result = await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+    plan = EncodePlan(items, encoding, model, options)
+    result = await client._caller.run(plan, options)
     result = results.writable(result) if writable else result
     if not both_models or result.alias is None or not result.alias.other_model:
         return result
-    other = await client._caller.run(
-        EncodePlan(
-            items,
-            replace(encoding, expect_embedding_id=""),
-            replace(options, model=result.alias.other_model),
-        ),
-        timeout=timeout,
-    )
+    again = replace(encoding, expect_embedding_id="")
+    plan = EncodePlan(items, again, result.alias.other_model, options)
+    other = await client._caller.run(plan, {**options, "on_progress": None})
     return replace(result, other=results.writable(other) if writable else other)
 
 
+@with_options
 async def score(
     client: ClientBase,
     model: str,
@@ -125,59 +104,36 @@ async def score(
     instruction: str = "",
     scale: Scale | None = None,
     top_n: int = 0,
-    truncation: LongText | None = None,
-    window_overlap: int | None = None,
-    adapter: str = "",
-    pool: str = "",
-    priority: Priority | None = None,
-    on_invalid: OnInvalid = "raise",
-    timeout: float | None = None,
-    on_progress: Progress | None = None,
     writable: bool = False,
+    **options: Unpack[LongTextOptions],
 ) -> ScoreResult:
     """Score how relevant each document is to the query: `scores` in document order, and the
     `top_n` best (0: all) as `ranking`.
 
-    `scale`: "logit" or "probability", default the model's own. `truncation`: also "windows": the
-    model reads long documents in overlapping windows, and the best score of a document's windows
-    counts; `window_overlap` is how many tokens a window repeats of the one before (default 256, or
-    a quarter of a shorter window). Other arguments as for `encode`. Raises ShoalError.
+    `scale`: "logit" or "probability", default the model's own. With `truncation` "windows", the
+    best score of a document's windows counts. Other arguments as for `encode`. Raises ShoalError.
     """
     scoring = Scoring(query, instruction, scale, top_n)
-    plan = ScorePlan(
-        documents,
-        scoring,
-        Options(model, truncation, adapter, pool, priority, on_invalid, window_overlap),
-    )
-    result = await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+    result = await client._caller.run(ScorePlan(documents, scoring, model, options), options)
     return results.writable(result) if writable else result
 
 
+@with_options
 async def extract(
     client: ClientBase,
     model: str,
     items: Items,
     task: Task,
-    *,
-    truncation: LongText | None = None,
-    window_overlap: int | None = None,
-    adapter: str = "",
-    pool: str = "",
-    priority: Priority | None = None,
-    on_invalid: OnInvalid = "raise",
-    timeout: float | None = None,
-    on_progress: Progress | None = None,
+    **options: Unpack[LongTextOptions],
 ) -> ExtractResult:
     """Run `task` (`Entities`, `Classify`, `Relations`, `Regions`, `ReadText` or a `Schema`) on
-    each item. `truncation` and `window_overlap` as for `score`, here and for the verbs below: with
-    "windows", results are those of the whole text. Raises ShoalError.
+    each item. With `truncation` "windows", here and for the verbs below, results are those of the
+    whole text. Raises ShoalError.
     """
-    plan = ExtractPlan(
-        items, task, Options(model, truncation, adapter, pool, priority, on_invalid, window_overlap)
-    )
-    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+    return await client._caller.run(ExtractPlan(items, task, model, options), options)
 
 
+@with_options
 async def entities(
     client: ClientBase,
     model: str,
@@ -187,25 +143,16 @@ async def entities(
     threshold: float | None = None,
     flat: bool | None = None,
     aggregation: Aggregation | None = None,
-    truncation: LongText | None = None,
-    window_overlap: int | None = None,
-    adapter: str = "",
-    pool: str = "",
-    priority: Priority | None = None,
-    on_invalid: OnInvalid = "raise",
-    timeout: float | None = None,
-    on_progress: Progress | None = None,
+    **options: Unpack[LongTextOptions],
 ) -> ExtractResult:
     """Find named entities: `result[i].entities`, in order of their start. `extract` with
     `Entities(...)`. Raises ShoalError.
     """
     task = Entities(labels=labels, threshold=threshold, flat=flat, aggregation=aggregation)
-    plan = ExtractPlan(
-        items, task, Options(model, truncation, adapter, pool, priority, on_invalid, window_overlap)
-    )
-    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+    return await client._caller.run(ExtractPlan(items, task, model, options), options)
 
 
+@with_options
 async def classify(
     client: ClientBase,
     model: str,
@@ -216,14 +163,7 @@ async def classify(
     threshold: float | None = None,
     hypothesis: str = "",
     among_labels: bool = False,
-    truncation: LongText | None = None,
-    window_overlap: int | None = None,
-    adapter: str = "",
-    pool: str = "",
-    priority: Priority | None = None,
-    on_invalid: OnInvalid = "raise",
-    timeout: float | None = None,
-    on_progress: Progress | None = None,
+    **options: Unpack[LongTextOptions],
 ) -> ExtractResult:
     """Classify items: `result[i].labels`, best first. `extract` with `Classify(...)`. Raises
     ShoalError.
@@ -235,12 +175,10 @@ async def classify(
         hypothesis=hypothesis,
         among_labels=among_labels,
     )
-    plan = ExtractPlan(
-        items, task, Options(model, truncation, adapter, pool, priority, on_invalid, window_overlap)
-    )
-    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+    return await client._caller.run(ExtractPlan(items, task, model, options), options)
 
 
+@with_options
 async def relations(
     client: ClientBase,
     model: str,
@@ -250,14 +188,7 @@ async def relations(
     entity_labels: Sequence[str] = (),
     entities: Sequence[Sequence[Given]] = (),
     threshold: float | None = None,
-    truncation: LongText | None = None,
-    window_overlap: int | None = None,
-    adapter: str = "",
-    pool: str = "",
-    priority: Priority | None = None,
-    on_invalid: OnInvalid = "raise",
-    timeout: float | None = None,
-    on_progress: Progress | None = None,
+    **options: Unpack[LongTextOptions],
 ) -> ExtractResult:
     """Find relations between entities: `result[i].relations`, best first. `extract` with
     `Relations(...)`. Raises ShoalError.
@@ -269,7 +200,4 @@ async def relations(
     task = Relations(
         labels=labels, entity_labels=entity_labels, threshold=threshold, entities=entities
     )
-    plan = ExtractPlan(
-        items, task, Options(model, truncation, adapter, pool, priority, on_invalid, window_overlap)
-    )
-    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+    return await client._caller.run(ExtractPlan(items, task, model, options), options)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
-from shoal.calls.caller import Progress
-from shoal.requests.arguments import Options
+from shoal.options import CallOptions, with_options
 from shoal.requests.tokens import DetokenizePlan, TokenizePlan
-from shoal.tasks import Priority, Truncation
+from shoal.tasks import Truncation
 from shoal.tokens import DetokenizeResult, TokenIds, TokenizeResult
 from shoal.verbs.base import ClientBase
 
 
+@with_options
 async def tokenize(
     client: ClientBase,
     model: str,
@@ -21,10 +22,7 @@ async def tokenize(
     truncation: Truncation | None = None,
     count_only: bool = False,
     return_tokens: bool = False,
-    pool: str = "",
-    priority: Priority | None = None,
-    timeout: float | None = None,
-    on_progress: Progress | None = None,
+    **options: Unpack[CallOptions],
 ) -> TokenizeResult:
     """Return the token ids of texts by the model's own tokenizer, with their positions and counts.
 
@@ -38,28 +36,29 @@ async def tokenize(
         count_only: return counts without ids.
         return_tokens: return the tokens' texts from the vocabulary, too.
     """
-    options = Options(model, truncation, "", pool, priority, "raise")
     plan = TokenizePlan(
-        texts, options, special=add_special_tokens, count_only=count_only, names=return_tokens
+        texts,
+        model,
+        options,
+        truncation=truncation,
+        special=add_special_tokens,
+        count_only=count_only,
+        names=return_tokens,
     )
-    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+    return await client._caller.run(plan, options)
 
 
+@with_options
 async def detokenize(
     client: ClientBase,
     model: str,
     ids: TokenIds | Sequence[TokenIds],
     *,
     skip_special_tokens: bool = False,
-    pool: str = "",
-    priority: Priority | None = None,
-    timeout: float | None = None,
-    on_progress: Progress | None = None,
+    **options: Unpack[CallOptions],
 ) -> DetokenizeResult:
     """Return the texts that the model's tokenizer makes of ids: of one sequence, or of several.
     Raises ShoalError.
     """
-    plan = DetokenizePlan(
-        ids, Options(model, None, "", pool, priority, "raise"), skip_special=skip_special_tokens
-    )
-    return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
+    plan = DetokenizePlan(ids, model, options, skip_special=skip_special_tokens)
+    return await client._caller.run(plan, options)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final
 
 import typer
 
 from shoal.bulk.spec import DEFAULT_CHUNK_ROWS, MAX_CHUNK_ROWS, Limits, Recipe, Verb
-from shoal.tasks import Truncation
+from shoal.cli.options import FILES
+from shoal.options import AdapterOption, PoolOption, TruncationOption
 
-FILES: Final = "Input and output"
 LIMITS: Final = "Limits"
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -72,32 +72,34 @@ Prices = Annotated[
         rich_help_panel=LIMITS,
     ),
 ]
+Source = Annotated[
+    str,
+    typer.Option(
+        "--input",
+        "-i",
+        help=".parquet or .jsonl: a path or URL (s3://bucket/docs.parquet), pattern or folder.",
+        show_default=False,
+        rich_help_panel=FILES,
+    ),
+]
+Folder = Annotated[
+    str,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Folder of the parts and of manifest.json: a path, or a URL.",
+        show_default=False,
+        rich_help_panel=FILES,
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFiles:
     """The input and output of a job."""
 
-    source: Annotated[
-        str,
-        typer.Option(
-            "--input",
-            "-i",
-            help=".parquet or .jsonl: a path or URL (s3://bucket/docs.parquet), pattern or folder.",
-            show_default=False,
-            rich_help_panel=FILES,
-        ),
-    ]
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Folder of the parts and of manifest.json: a path, or a URL.",
-            show_default=False,
-            rich_help_panel=FILES,
-        ),
-    ]
+    source: Source
+    output: Folder
     column: Annotated[
         str,
         typer.Option(help="Column, or field of lines, with the texts.", rich_help_panel=FILES),
@@ -119,6 +121,14 @@ class JobFiles:
             rich_help_panel=FILES,
         ),
     ] = DEFAULT_CHUNK_ROWS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionalFiles(JobFiles):
+    """The same where a command may run without a job."""
+
+    source: Source = ""
+    output: Folder = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +157,9 @@ class JobLimits:
 class JobServing:
     """Options of every verb."""
 
-    truncation: Annotated[
-        Truncation | None,
-        typer.Option("--truncation", help="How to truncate texts that are too long; default end."),
-    ] = None
-    adapter: Annotated[
-        str, typer.Option(help="LoRA adapter of the model, org/name, or one of the model's tasks.")
-    ] = ""
-    pool: Annotated[
-        str, typer.Option(help="Pool of workers, such as l4-spot; default from the catalog.")
-    ] = ""
+    truncation: TruncationOption = None
+    adapter: AdapterOption = ""
+    pool: PoolOption = ""
 
 
 def recipe(
@@ -168,12 +171,7 @@ def recipe(
     **others: Any,
 ) -> Recipe:
     """Return the recipe of the options of a command; options with empty values are left out."""
-    given = {
-        "truncation": serving.truncation,
-        "adapter": serving.adapter,
-        "pool": serving.pool,
-        **options,
-    }
+    given = {**asdict(serving), **options}
     return Recipe(
         verb,
         model,

@@ -18,20 +18,28 @@ from shoal.cli.bulk.listing import find_jobs, print_jobs
 from shoal.cli.bulk.running import describe_request, loaded, print_state, reported, run, state_of
 from shoal.cli.console import counted, emit, note, show, table
 from shoal.cli.failures import InputError
-from shoal.cli.options import Connection, Json, grouped
-from shoal.results import DataType
-from shoal.tasks import Aggregation, Role, Scale
+from shoal.cli.inference.arguments import (
+    AggregationOption,
+    ChunkOverlap,
+    ChunkTokens,
+    DataTypeOption,
+    Dimensions,
+    Flat,
+    Hypothesis,
+    Instruction,
+    Labels,
+    MaxTokens,
+    MultiLabel,
+    Normalize,
+    RoleOption,
+    ScaleOption,
+    SchemaPath,
+    Seed,
+    Temperature,
+    Threshold,
+)
+from shoal.cli.options import Connection, Json, ModelId, grouped
 
-ModelId = Annotated[
-    str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)
-]
-Labels = Annotated[
-    list[str] | None,
-    typer.Option("--label", "-l", help="Label to look for; may be repeated.", show_default=False),
-]
-Threshold = Annotated[
-    float | None, typer.Option(help="Keep results with at least this score.", show_default=False)
-]
 _WATCH_SECONDS = 1.0
 _MAX_FAILED_SHOWN = 20
 
@@ -52,7 +60,7 @@ def encode(
     model: ModelId,
     *,
     files: JobFiles,
-    role: Annotated[Role | None, typer.Option(help="Selects the model's prompt.")] = None,
+    role: RoleOption = None,
     representation: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,32 +70,15 @@ def encode(
             show_default=False,
         ),
     ] = None,
-    data_type: Annotated[
-        DataType | None, typer.Option(help="How numbers are stored; default float32.")
-    ] = None,
-    dimensions: Annotated[
-        int,
-        typer.Option(min=0, help="Number of leading dimensions to keep (Matryoshka); 0 keeps all."),
-    ] = 0,
-    normalize: Annotated[
-        bool | None, typer.Option(help="Scale to length 1; default as configured for the model.")
-    ] = None,
-    instruction: Annotated[
-        str, typer.Option(help="A text to put before each text instead of the model's prompt.")
-    ] = "",
+    data_type: DataTypeOption = None,
+    dimensions: Dimensions = 0,
+    normalize: Normalize = None,
+    instruction: Instruction = "",
     chunk: Annotated[
         str, typer.Option(help="Divide texts into chunks: sentences, tokens or markdown.")
     ] = "",
-    chunk_tokens: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Maximum tokens of a chunk; 0: 512, or the model's limit if that is less."
-        ),
-    ] = 0,
-    chunk_overlap: Annotated[
-        int,
-        typer.Option(min=0, help="Number of tokens that a chunk repeats from the previous one."),
-    ] = 0,
+    chunk_tokens: ChunkTokens = 0,
+    chunk_overlap: ChunkOverlap = 0,
     expect_embedding_id: Annotated[
         str,
         typer.Option(
@@ -130,12 +121,8 @@ def score(
     query_column: Annotated[
         str, typer.Option(help="Column with the query of each row.", show_default=False)
     ] = "",
-    scale: Annotated[
-        Scale | None, typer.Option(help="The scale of the scores; default the model's.")
-    ] = None,
-    instruction: Annotated[
-        str, typer.Option(help="A text to put before each text instead of the model's prompt.")
-    ] = "",
+    scale: ScaleOption = None,
+    instruction: Instruction = "",
     limits: JobLimits,
     serving: JobServing,
     connection: Connection,
@@ -160,13 +147,8 @@ def entities(
     files: JobFiles,
     labels: Labels = None,
     threshold: Threshold = None,
-    flat: Annotated[
-        bool | None, typer.Option(help="Remove overlapping entities; default yes.")
-    ] = None,
-    aggregation: Annotated[
-        Aggregation | None,
-        typer.Option(help="How labels of a word's tokens become one; default simple."),
-    ] = None,
+    flat: Flat = None,
+    aggregation: AggregationOption = None,
     limits: JobLimits,
     serving: JobServing,
     connection: Connection,
@@ -186,13 +168,8 @@ def classify(
     files: JobFiles,
     labels: Labels = None,
     threshold: Threshold = None,
-    multi_label: Annotated[
-        bool | None,
-        typer.Option(help="Score each label independently (sigmoid); default as the model does."),
-    ] = None,
-    hypothesis: Annotated[
-        str, typer.Option(help="Sentence to test for each label; {} stands for the label.")
-    ] = "",
+    multi_label: MultiLabel = None,
+    hypothesis: Hypothesis = "",
     limits: JobLimits,
     serving: JobServing,
     connection: Connection,
@@ -210,15 +187,7 @@ def structure(
     model: ModelId,
     *,
     files: JobFiles,
-    schema: Annotated[
-        Path,
-        typer.Option(
-            "--schema",
-            "-s",
-            help="JSON file: entities, classifications, relations, structures.",
-            show_default=False,
-        ),
-    ],
+    schema: SchemaPath,
     limits: JobLimits,
     serving: JobServing,
     connection: Connection,
@@ -242,21 +211,9 @@ def generate(
     instruction: Annotated[
         str, typer.Option(help='What to generate, such as "Summarise this text."')
     ] = "",
-    max_tokens: Annotated[
-        int, typer.Option(min=0, max=4096, help="Maximum generated tokens; 0: the model's default.")
-    ] = 0,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            min=0, max=10, help="Sampling temperature; 0: no sampling.", show_default=False
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Seed for sampling: the same seed gives the same text.", show_default=False
-        ),
-    ] = None,
+    max_tokens: MaxTokens = 0,
+    temperature: Temperature = None,
+    seed: Seed = None,
     limits: JobLimits,
     serving: JobServing,
     connection: Connection,

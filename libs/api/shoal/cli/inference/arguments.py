@@ -5,20 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from shoal.cli.inference.files import Selection
-from shoal.results import Form
-from shoal.tasks import LongText, OnInvalid, Priority, Truncation
+from shoal.cli.options import FILES
+from shoal.results import DataType, Form
+from shoal.tasks import Aggregation, OnInvalid, Role, Scale
 
-FILES = "Input and output"
-SERVING = "Serving"
-
-ModelId = Annotated[
-    str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)
-]
 Texts = Annotated[
     list[str] | None,
     typer.Argument(metavar="TEXT", help="Texts; - for stdin, one per line.", show_default=False),
@@ -59,6 +54,70 @@ Labels = Annotated[
 ]
 Threshold = Annotated[
     float | None, typer.Option(help="Keep results with at least this score.", show_default=False)
+]
+
+
+RoleOption = Annotated[Role | None, typer.Option("--role", help="Selects the model's prompt.")]
+DataTypeOption = Annotated[
+    DataType | None,
+    typer.Option("--data-type", help="How numbers are stored; default float32."),
+]
+Dimensions = Annotated[
+    int,
+    typer.Option(min=0, help="Number of leading dimensions to keep (Matryoshka); 0 keeps all."),
+]
+Normalize = Annotated[
+    bool | None, typer.Option(help="Scale to length 1; default as configured for the model.")
+]
+ChunkTokens = Annotated[
+    int,
+    typer.Option(
+        min=0, help="Maximum tokens of a chunk; 0: 512, or the model's limit if that is less."
+    ),
+]
+ChunkOverlap = Annotated[
+    int, typer.Option(min=0, help="Number of tokens that a chunk repeats from the previous one.")
+]
+ScaleOption = Annotated[
+    Scale | None,
+    typer.Option("--scale", help="The scale of the scores; default the model's."),
+]
+Flat = Annotated[bool | None, typer.Option(help="Remove overlapping entities; default yes.")]
+AggregationOption = Annotated[
+    Aggregation | None,
+    typer.Option("--aggregation", help="How labels of a word's tokens become one; default simple."),
+]
+MultiLabel = Annotated[
+    bool | None,
+    typer.Option(help="Score each label independently (sigmoid); default as the model does."),
+]
+Hypothesis = Annotated[
+    str, typer.Option(help="Sentence to test for each label; {} stands for the label.")
+]
+SchemaPath = Annotated[
+    Path,
+    typer.Option(
+        "--schema",
+        "-s",
+        help="JSON file: entities, classifications, relations, structures.",
+        show_default=False,
+    ),
+]
+MaxTokens = Annotated[
+    int,
+    typer.Option(
+        "--max-tokens", min=0, max=4096, help="Maximum generated tokens; 0: the model's default."
+    ),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(min=0, max=10, help="Sampling temperature; 0: no sampling.", show_default=False),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Seed for sampling: the same seed gives the same text.", show_default=False
+    ),
 ]
 
 
@@ -154,99 +213,6 @@ class VectorFiles(ItemFiles):
         ),
     ] = False
     suffixes: ClassVar[tuple[str, ...]] = (".npy", ".npz", ".parquet", ".jsonl")
-
-
-@dataclass(frozen=True, slots=True)
-class _Serving:
-    """Options that every inference verb of the client has."""
-
-    adapter: Annotated[
-        str,
-        typer.Option(
-            help="LoRA adapter of the model, org/name, or one of the model's own tasks.",
-            rich_help_panel=SERVING,
-        ),
-    ] = ""
-    pool: Annotated[
-        str,
-        typer.Option(
-            help="Pool of workers, such as l4-spot; default from the catalog.",
-            rich_help_panel=SERVING,
-        ),
-    ] = ""
-    priority: Annotated[
-        Priority | None,
-        typer.Option(
-            "--priority",
-            help="Bulk requests get a tenth of a busy lane, or all of an idle one.",
-            rich_help_panel=SERVING,
-        ),
-    ] = None
-    on_invalid: Annotated[
-        OnInvalid,
-        typer.Option(
-            "--on-invalid",
-            help=(
-                "If a line is empty or a text too long (--truncation none): fail the command, or "
-                "skip and report it."
-            ),
-            rich_help_panel=FILES,
-        ),
-    ] = "raise"
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of the client's verbs."""
-        return {
-            "adapter": self.adapter,
-            "pool": self.pool,
-            "priority": self.priority,
-            "on_invalid": self.on_invalid,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Serving(_Serving):
-    """Options of verbs that truncate long texts."""
-
-    truncation: Annotated[
-        Truncation | None,
-        typer.Option("--truncation", help="How to truncate texts that are too long; default end."),
-    ] = None
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of the client's verbs."""
-        return {**_Serving.arguments(self), "truncation": self.truncation}
-
-
-@dataclass(frozen=True, slots=True)
-class WindowedServing(_Serving):
-    """Options of verbs that can read long texts in windows."""
-
-    truncation: Annotated[
-        LongText | None,
-        typer.Option(
-            "--truncation",
-            help=(
-                "How to truncate texts that are too long; default end. windows: read all of them "
-                "in overlapping windows, and merge the results."
-            ),
-        ),
-    ] = None
-    window_overlap: Annotated[
-        int | None,
-        typer.Option(
-            "--window-overlap",
-            min=0,
-            help="Tokens that windows share; default 256, or a quarter of a shorter window.",
-            show_default=False,
-            rich_help_panel=SERVING,
-        ),
-    ] = None
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of the client's verbs."""
-        own = {"truncation": self.truncation, "window_overlap": self.window_overlap}
-        return {**_Serving.arguments(self), **own}
 
 
 class FormName(StrEnum):

@@ -12,30 +12,38 @@ import typer
 from shoal.cli.failures import InputError
 from shoal.cli.inference import drawings, generation, outputs, pages
 from shoal.cli.inference.arguments import (
-    FILES,
     FORMS,
+    AggregationOption,
     AsJson,
+    ChunkOverlap,
+    ChunkTokens,
+    DataTypeOption,
+    Dimensions,
     DrawInto,
+    Flat,
     Forms,
+    Hypothesis,
     ImageFiles,
     Instruction,
     ItemFiles,
     Labels,
     LineFiles,
-    ModelId,
-    Serving,
+    MultiLabel,
+    Normalize,
+    RoleOption,
+    ScaleOption,
+    SchemaPath,
     Texts,
     Threshold,
     VectorFiles,
-    WindowedServing,
 )
 from shoal.cli.inference.inputs import given_entities
 from shoal.cli.inference.invocation import Invocation
 from shoal.cli.inference.report import report_extractions, report_ranking, report_vectors
-from shoal.cli.options import OpenClient, connected
-from shoal.results import DataType
+from shoal.cli.options import FILES, ModelId, OpenClient, connected
+from shoal.options import EncodeOptions, LongTextOptions
 from shoal.schema import Schema
-from shoal.tasks import Aggregation, Chunking, ReadText, Regions, Role, Scale, TextLayer
+from shoal.tasks import Chunking, ReadText, Regions, TextLayer
 
 TextChunks = Literal["sentences", "tokens", "markdown"]
 
@@ -55,18 +63,11 @@ def encode(
     texts: Texts = None,
     *,
     files: VectorFiles,
-    role: Annotated[Role | None, typer.Option(help="Selects the model's prompt.")] = None,
+    role: RoleOption = None,
     forms: Forms = None,
-    data_type: Annotated[
-        DataType | None, typer.Option(help="How numbers are stored; default float32.")
-    ] = None,
-    dimensions: Annotated[
-        int,
-        typer.Option(min=0, help="Number of leading dimensions to keep (Matryoshka); 0 keeps all."),
-    ] = 0,
-    normalize: Annotated[
-        bool | None, typer.Option(help="Scale to length 1; default as configured for the model.")
-    ] = None,
+    data_type: DataTypeOption = None,
+    dimensions: Dimensions = 0,
+    normalize: Normalize = None,
     instruction: Instruction = "",
     pooling_factor: Annotated[
         int,
@@ -78,16 +79,8 @@ def encode(
         TextChunks | None,
         typer.Option(help="Divide texts, or texts of documents, into chunks with vectors."),
     ] = None,
-    chunk_tokens: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Maximum tokens of a chunk; 0: 512, or the model's limit if that is less."
-        ),
-    ] = 0,
-    chunk_overlap: Annotated[
-        int,
-        typer.Option(min=0, help="Number of tokens that a chunk repeats from the previous one."),
-    ] = 0,
+    chunk_tokens: ChunkTokens = 0,
+    chunk_overlap: ChunkOverlap = 0,
     late: Annotated[
         bool, typer.Option("--late", help="Late chunking: the model reads texts whole.")
     ] = False,
@@ -100,7 +93,7 @@ def encode(
             show_default=False,
         ),
     ] = "",
-    serving: Serving,
+    serving: EncodeOptions,
     as_json: AsJson = False,
 ) -> None:
     """Encode texts as vectors."""
@@ -122,7 +115,7 @@ def encode(
         pooling_factor=pooling_factor,
         chunking=chunking,
         expect_embedding_id=expect_embedding_id,
-        **serving.arguments(),
+        **serving,
     )
     result = run.ask("items", "encoding", ask, outputs.encoded_lines)
     if result is not None:
@@ -148,11 +141,9 @@ def score(
         int,
         typer.Option("--top-n", "-n", min=0, help="Number of best results to show; 0 shows all."),
     ] = 0,
-    scale: Annotated[
-        Scale | None, typer.Option(help="The scale of the scores; default the model's.")
-    ] = None,
+    scale: ScaleOption = None,
     instruction: Instruction = "",
-    serving: WindowedServing,
+    serving: LongTextOptions,
     as_json: AsJson = False,
 ) -> None:
     """Score how relevant documents are to a query, best first."""
@@ -168,7 +159,7 @@ def score(
             scale=scale,
             top_n=top_n,
             on_progress=on_progress,
-            **serving.arguments(),
+            **serving,
         )
     report_ranking(run, result, query)
 
@@ -183,14 +174,9 @@ def entities(
     files: ItemFiles,
     labels: Labels = None,
     threshold: Threshold = None,
-    flat: Annotated[
-        bool | None, typer.Option(help="Remove overlapping entities; default yes.")
-    ] = None,
-    aggregation: Annotated[
-        Aggregation | None,
-        typer.Option(help="How labels of a word's tokens become one; default simple."),
-    ] = None,
-    serving: WindowedServing,
+    flat: Flat = None,
+    aggregation: AggregationOption = None,
+    serving: LongTextOptions,
     as_json: AsJson = False,
 ) -> None:
     """Find named entities in texts."""
@@ -202,7 +188,7 @@ def entities(
         threshold=threshold,
         flat=flat,
         aggregation=aggregation,
-        **serving.arguments(),
+        **serving,
     )
     result = run.ask("items", "extracting", ask, partial(outputs.extracted_rows, kind="entities"))
     if result is not None:
@@ -219,13 +205,8 @@ def classify(
     files: ItemFiles,
     labels: Labels = None,
     threshold: Threshold = None,
-    multi_label: Annotated[
-        bool | None,
-        typer.Option(help="Score each label independently (sigmoid); default as the model does."),
-    ] = None,
-    hypothesis: Annotated[
-        str, typer.Option(help="Sentence to test for each label; {} stands for the label.")
-    ] = "",
+    multi_label: MultiLabel = None,
+    hypothesis: Hypothesis = "",
     among_labels: Annotated[
         bool,
         typer.Option(
@@ -233,7 +214,7 @@ def classify(
             help="Normalise over the labels given, not over all labels of the model.",
         ),
     ] = False,
-    serving: WindowedServing,
+    serving: LongTextOptions,
     as_json: AsJson = False,
 ) -> None:
     """Classify texts."""
@@ -246,7 +227,7 @@ def classify(
         threshold=threshold,
         hypothesis=hypothesis,
         among_labels=among_labels,
-        **serving.arguments(),
+        **serving,
     )
     result = run.ask("items", "classifying", ask, partial(outputs.extracted_rows, kind="labels"))
     if result is not None:
@@ -276,7 +257,7 @@ def relations(
         ),
     ] = None,
     threshold: Threshold = None,
-    serving: WindowedServing,
+    serving: LongTextOptions,
     as_json: AsJson = False,
 ) -> None:
     """Find relations between entities in texts."""
@@ -288,7 +269,7 @@ def relations(
         labels=labels or (),
         entity_labels=entity_labels or (),
         threshold=threshold,
-        **serving.arguments(),
+        **serving,
     )
     result = run.ask(
         "items",
@@ -312,7 +293,7 @@ def regions(
     labels: Labels = None,
     threshold: Threshold = None,
     draw: DrawInto = None,
-    serving: Serving,
+    serving: EncodeOptions,
     as_json: AsJson = False,
 ) -> None:
     """Find objects in images: boxes in pixels, separately for each label."""
@@ -320,7 +301,7 @@ def regions(
     drawings.check(draw, run.records)
     task = Regions(labels=labels or (), threshold=threshold)
     ask = drawings.drawing(
-        draw, run.records, partial(open_client().extract, model, task=task, **serving.arguments())
+        draw, run.records, partial(open_client().extract, model, task=task, **serving)
     )
     result = run.ask("items", "extracting", ask, partial(outputs.extracted_rows, kind="regions"))
     if result is not None:
@@ -380,7 +361,7 @@ def text(
             rich_help_panel=FILES,
         ),
     ] = None,
-    serving: Serving,
+    serving: EncodeOptions,
     as_json: AsJson = False,
 ) -> None:
     """Read the text of a document, page by page, as Markdown: the text layer of a PDF file, and
@@ -393,7 +374,7 @@ def text(
     run = pages.Reading(document, asked, dots_per_inch, output)
     if model:
         client, task = open_client(), ReadText(kind="ocr", text_layer=layer)
-        run.read(lambda part: client.extract(model, part, task, **serving.arguments()))
+        run.read(lambda part: client.extract(model, part, task, **serving))
     else:
         run.read_text_layer()
     run.report(model, as_json=as_json)
@@ -411,17 +392,9 @@ def structure(
     texts: Texts = None,
     *,
     files: ItemFiles,
-    schema: Annotated[
-        Path,
-        typer.Option(
-            "--schema",
-            "-s",
-            help="JSON file: entities, classifications, relations, structures.",
-            show_default=False,
-        ),
-    ],
+    schema: SchemaPath,
     threshold: Threshold = None,
-    serving: WindowedServing,
+    serving: LongTextOptions,
     as_json: AsJson = False,
 ) -> None:
     """Find the parts of a schema: entities, classes, relations and structures of fields."""
@@ -431,7 +404,7 @@ def structure(
         open_client().extract,
         model,
         task=asked if threshold is None else replace(asked, threshold=threshold),
-        **serving.arguments(),
+        **serving,
     )
     result = run.ask("items", "extracting", ask, partial(outputs.extracted_rows, kind="structure"))
     if result is not None:

@@ -21,15 +21,17 @@ from shoal.cli.inference.arguments import (
     DrawInto,
     ImageFiles,
     ItemFiles,
-    ModelId,
-    Serving,
+    MaxTokens,
+    Seed,
+    Temperature,
     Texts,
 )
 from shoal.cli.inference.invocation import Invocation
 from shoal.cli.inference.report import report_extractions
-from shoal.cli.options import OpenClient, connected
+from shoal.cli.options import ModelId, OpenClient, connected
 from shoal.cli.text import printable
 from shoal.client import Client
+from shoal.options import EncodeOptions, StreamOptions
 from shoal.results import Delta, ExtractResult
 from shoal.tasks import ReadText
 
@@ -46,12 +48,6 @@ class Kind(StrEnum):
     OCR_REGIONS = "ocr_regions"
 
 
-MaxTokens = Annotated[
-    int,
-    typer.Option(
-        "--max-tokens", min=0, max=4096, help="Maximum generated tokens; 0: the model's default."
-    ),
-]
 SchemaFile = Annotated[
     Path | None,
     typer.Option(
@@ -67,10 +63,6 @@ TemplateValues = Annotated[
         show_default=False,
     ),
 ]
-Temperature = Annotated[
-    float | None,
-    typer.Option(min=0, max=10, help="Sampling temperature; 0: no sampling.", show_default=False),
-]
 TopP = Annotated[
     float | None,
     typer.Option(
@@ -83,12 +75,6 @@ TopP = Annotated[
 TopK = Annotated[
     int | None,
     typer.Option(min=0, help="Sample from this number of most likely tokens.", show_default=False),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        min=0, help="Seed for sampling: the same seed gives the same text.", show_default=False
-    ),
 ]
 Stop = Annotated[
     list[str] | None,
@@ -120,7 +106,7 @@ def generate(
     seed: Seed = None,
     stop: Stop = None,
     stream: Stream = False,
-    serving: Serving,
+    serving: EncodeOptions,
     as_json: AsJson = False,
 ) -> None:
     """Generate a text for each text: summaries, translations, answers."""
@@ -140,7 +126,7 @@ def generate(
     if stream:
         _stream(open_client(), run, task, serving)
         return
-    ask = partial(open_client().extract, model, task=task, **serving.arguments())
+    ask = partial(open_client().extract, model, task=task, **serving)
     _generate(run, "generating", ask, "generated_text")
 
 
@@ -153,7 +139,7 @@ def _generate(
         report_extractions(run, result, kind)
 
 
-def _stream(client: Client, run: Invocation, task: ReadText, serving: Serving) -> None:
+def _stream(client: Client, run: Invocation, task: ReadText, serving: EncodeOptions) -> None:
     """Print one text while it is generated. If stdout is redirected, stderr reports that the text
     restarts or was cut off.
 
@@ -163,8 +149,12 @@ def _stream(client: Client, run: Invocation, task: ReadText, serving: Serving) -
         raise typer.BadParameter(
             "--stream prints the text of one item, without --json and --output"
         )
-    given, shown = serving.arguments(), 0
-    options = {name: given[name] for name in ("truncation", "pool", "priority")}
+    shown = 0
+    options: StreamOptions = {
+        "truncation": serving.get("truncation"),
+        "pool": serving.get("pool", ""),
+        "priority": serving.get("priority"),
+    }
     for part in client.extract_stream(run.model, run.items, task, **options):
         if isinstance(part, Delta):
             if part.restarted and shown:
@@ -206,7 +196,7 @@ def ocr(
     schema: SchemaFile = None,
     template_value: TemplateValues = None,
     draw: DrawInto = None,
-    serving: Serving,
+    serving: EncodeOptions,
     as_json: AsJson = False,
 ) -> None:
     """Read the text in images (OCR); also forms, captions and answers to questions."""
@@ -221,7 +211,7 @@ def ocr(
         template_values=_template_values(template_value),
     )
     ask = drawings.drawing(
-        draw, run.records, partial(open_client().extract, model, task=task, **serving.arguments())
+        draw, run.records, partial(open_client().extract, model, task=task, **serving)
     )
     _generate(run, "reading", ask, "ocr_text")
 

@@ -17,10 +17,11 @@ import typer
 
 from shoal.cli.console import bar, counted, note
 from shoal.cli.inference import outputs, parquet
-from shoal.cli.inference.arguments import LineFiles, Serving, WindowedServing
+from shoal.cli.inference.arguments import LineFiles
 from shoal.cli.inference.files import Record
 from shoal.cli.inference.inputs import located, read
 from shoal.errors import ModelChanged, ShoalError
+from shoal.options import ItemOptions
 from shoal.requests.merging import merged_embedding_id
 from shoal.results import EncodeResult, ExtractResult, ScoreResult, Skipped
 from shoal.tasks import Document
@@ -55,7 +56,7 @@ class Invocation:
         model: str,
         texts: Sequence[str] | None,
         files: LineFiles,
-        serving: Serving | WindowedServing,
+        serving: ItemOptions,
         as_json: bool,
         *,
         what: str = "TEXT",
@@ -63,7 +64,9 @@ class Invocation:
         outputs.check(files.output, *files.suffixes)
         self.model, self.as_json = model, as_json
         self.output: Path | None = files.output
-        records = read(texts, files.source, files.selection(serving.on_invalid), what=what)
+        records = read(
+            texts, files.source, files.selection(serving.get("on_invalid", "raise")), what=what
+        )
         if files.image and files.document:
             raise typer.BadParameter("--image and --document exclude each other: name one")
         if files.image or files.document:

@@ -10,11 +10,12 @@ from typing import Annotated
 import typer
 
 from shoal.cli.console import bar, counted, emit, preview, show, table
-from shoal.cli.inference.arguments import SERVING, AsJson, ModelId, TextFile, Texts
+from shoal.cli.inference.arguments import AsJson, TextFile, Texts
 from shoal.cli.inference.files import Selection
 from shoal.cli.inference.inputs import located, read
-from shoal.cli.options import OpenClient, connected
-from shoal.tasks import Priority, Truncation
+from shoal.cli.options import ModelId, OpenClient, connected
+from shoal.options import PoolOption, PriorityOption
+from shoal.tasks import Truncation
 from shoal.tokens import TokenizeResult, Tokens
 
 _MAX_SHOWN_TOKENS = 20
@@ -46,18 +47,8 @@ def tokenize(
             show_default=False,
         ),
     ] = None,
-    pool: Annotated[
-        str,
-        typer.Option(help="Pool of workers; default from the catalog.", rich_help_panel=SERVING),
-    ] = "",
-    priority: Annotated[
-        Priority | None,
-        typer.Option(
-            "--priority",
-            help="Bulk requests get a tenth of a busy lane, or all of an idle one.",
-            rich_help_panel=SERVING,
-        ),
-    ] = None,
+    pool: PoolOption = "",
+    priority: PriorityOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the tokens of texts for a model, and the part that it would cut off."""

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from shoal.cli.console import emit, note, show, table
 from shoal.cli.failures import InputError
-from shoal.cli.options import Json, OpenClient, connected
+from shoal.cli.options import Json, ModelId, OpenClient, connected
 from shoal.status import Alias
 
 AliasName = Annotated[
@@ -36,10 +36,7 @@ def _list(open_client: OpenClient, as_json: Json = False) -> None:
 def _set(
     open_client: OpenClient,
     alias: AliasName,
-    model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False),
-    ],
+    model: ModelId,
     force: Annotated[
         bool,
         typer.Option(

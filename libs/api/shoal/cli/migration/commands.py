@@ -13,8 +13,7 @@ from rich.text import Text
 from shoal.bulk.engine import create
 from shoal.bulk.failures import JobError
 from shoal.bulk.places import place
-from shoal.bulk.spec import DEFAULT_CHUNK_ROWS, MAX_CHUNK_ROWS
-from shoal.cli.bulk.arguments import FILES, JobFiles, JobLimits, JobServing, recipe
+from shoal.cli.bulk.arguments import JobLimits, JobServing, OptionalFiles, recipe
 from shoal.cli.bulk.running import loaded, print_state, reported, run, state_of
 from shoal.cli.console import Console, counted, emit, note, show, table
 from shoal.cli.evaluation.running import BATCH_TEXTS
@@ -43,46 +42,7 @@ def start(
     alias: AliasName,
     *,
     to: Annotated[str, typer.Option(metavar="MODEL", help="The new model.", show_default=False)],
-    source: Annotated[
-        str,
-        typer.Option(
-            "--input",
-            "-i",
-            help="The corpus, .parquet or .jsonl: a path, or a URL such as s3://bucket/docs.parquet.",
-            show_default=False,
-            rich_help_panel=FILES,
-        ),
-    ] = "",
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Folder or URL of the new model's vectors, written as by shoal job run encode.",
-            show_default=False,
-            rich_help_panel=FILES,
-        ),
-    ] = "",
-    column: Annotated[
-        str, typer.Option(help="Column with the texts.", rich_help_panel=FILES)
-    ] = "text",
-    keep: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Column to copy to the output, such as an id; may be repeated.",
-            show_default=False,
-            rich_help_panel=FILES,
-        ),
-    ] = None,
-    chunk_rows: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=MAX_CHUNK_ROWS,
-            help="Rows of a chunk, which is one part of the output.",
-            rich_help_panel=FILES,
-        ),
-    ] = DEFAULT_CHUNK_ROWS,
+    files: OptionalFiles,
     role: Annotated[
         Role, typer.Option(help="Selects the model's prompt for the corpus.")
     ] = "document",
@@ -94,25 +54,24 @@ def start(
     """Record a change to another model and, with --input, encode the corpus by it. The same command
     again continues.
     """
-    if bool(source) != bool(output):
+    if bool(files.source) != bool(files.output):
         raise typer.BadParameter("--input and --output belong together")
     with connection.open() as client:
         reachable(client)
         old = client.aliases.get(alias)
-        old.started(to, output)
+        old.started(to, files.output)
         by_old = client.encode(old.model, [PROBE], role=role)
         by_new = client.encode(to, [PROBE], role=role, adapter=serving.adapter, pool=serving.pool)
-        changed = client.aliases.start(alias, to, output=output)
+        changed = client.aliases.start(alias, to, output=files.output)
     _note_start(changed, by_old, by_new)
-    if not source:
+    if not files.source:
         if as_json:
             emit(asdict(changed))
         return
-    files = JobFiles(source=source, output=output, column=column, keep=keep, chunk_rows=chunk_rows)
     with reported():
-        where = place(output)
+        where = place(files.output)
         made = recipe("encode", to, files, serving, {"role": role})
-        manifest = create(where, source, made, limits.limits())
+        manifest = create(where, files.source, made, limits.limits())
         if manifest.state == "completed":
             print_state(where, manifest, as_json=as_json)
             return

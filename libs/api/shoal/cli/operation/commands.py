@@ -19,12 +19,8 @@ from shoal.cli.operation.tables import (
     show_model,
     workers_table,
 )
-from shoal.cli.options import Json, OpenClient, connected, set_parameters
+from shoal.cli.options import Json, ModelId, OpenClient, connected, set_parameters
 from shoal.status import Model
-
-ModelId = Annotated[
-    str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)
-]
 
 models = typer.Typer(
     no_args_is_help=False, help="Inspect and control models. Without a command: list them."

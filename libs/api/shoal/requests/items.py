@@ -1,77 +1,60 @@
-"""From the arguments of verbs to fields of request messages. Pure.
+"""Items of requests: the texts, images and documents of arguments as messages. Pure, except for
+files that are read.
 
-The router validates requests. Only values that a message cannot hold at all are refused here, with
-the same InvalidInput and field path.
+Bytes and files are sent as they are. Pixels become a PNG, which loses nothing; Pillow is needed
+only for its own images.
+
+A text that begins with `data:<media type>;base64,` is a file, as browsers and OpenAI's wire write
+images. The Python client, the command line and every wire of the edge share this rule. An image or
+a PDF is sent as one; other files are refused, because no model reads them. Routers refuse such a
+text where it was sent as a text, so that no model embeds base64 as words.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
+import struct
+import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeGuard, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shoal.errors import InvalidInput
-from shoal.requests.images import document_bytes, image_bytes, image_length, is_image
-from shoal.requests.plan import ANY_NUMBER
-from shoal.requests.uris import file_part, media_type
-from shoal.results import Entity, Skipped
-from shoal.tasks import Document, Given, Item, Items, LongText, OnInvalid, Parts, Priority
+from shoal.results import Entity
+from shoal.tasks import Document, Given, Item, Items, Parts, PillowImage
 from shoal.v1 import inference_pb2 as pb
 
 E = TypeVar("E")
 M = TypeVar("M")
 H = TypeVar("H", pb.Item, pb.Part)
 
-TRUNCATIONS = {
-    "none": pb.TRUNCATION_NONE,
-    "end": pb.TRUNCATION_END,
-    "start": pb.TRUNCATION_START,
-    "windows": pb.TRUNCATION_WINDOWS,
-}
-PRIORITIES = {"interactive": pb.PRIORITY_INTERACTIVE, "bulk": pb.PRIORITY_BULK}
-
-
-@dataclass(slots=True)
-class Options:
-    """The arguments that all inference verbs have."""
-
-    model: str
-    truncation: LongText | None
-    adapter: str
-    pool: str
-    priority: Priority | None
-    on_invalid: OnInvalid
-    window_overlap: int | None = None
-
-    def message(self, kind: Callable[..., M], /, **values: object) -> M:
-        """Return a request of this kind with these options and `values`. Raises InvalidInput."""
-        if self.window_overlap is not None:
-            values["window_overlap"] = self.window_overlap
-        return message(
-            kind,
-            model=self.model,
-            truncation=enum_value("truncation", self.truncation, TRUNCATIONS),
-            adapter=self.adapter,
-            pool=self.pool,
-            priority=enum_value("priority", self.priority, PRIORITIES),
-            **values,
-        )
-
-    def invalid(self, name: str, items: Sequence[Item]) -> list[Skipped] | None:
-        """Return the items that are invalid without asking a router: empty ones, and those that are
-        neither text nor image. None: an invalid item fails the call (`on_invalid="raise"`).
-        """
-        if self.on_invalid == "raise":
-            return None
-        if self.on_invalid != "skip":
-            raise InvalidInput(
-                f"on_invalid is {self.on_invalid!r}; it must be one of raise, skip",
-                field="on_invalid",
-            )
-        found = ((index, _problem(f"{name}[{index}]", item)) for index, item in enumerate(items))
-        return [Skipped(index, InvalidInput.reason, problem) for index, problem in found if problem]
+ANY_NUMBER: Final = sys.maxsize
+"""Of items: what routers allow is the default of the client's own limit."""
+MAX_REQUEST_PAGES: Final = 1024
+"""Pages of documents that routers take in a request."""
+_MAX_SHARED_FILES: Final = 16
+_MAX_NAMED_COLUMNS: Final = 16
+_UNKNOWN_PAGES: Final = 16
+"""What routers count for a document without a last page."""
+MAX_IMAGE_BYTES: Final = 64 << 20
+"""Maximum bytes of an image; a larger one fits into no request. Routers accept less still, and say
+so.
+"""
+_COLOURS: Final = {1: 0, 3: 2, 4: 6}  # PNG's colour types by the number of channels
+_PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+_WIDE_MODES: Final = ("I", "F")
+_LEVEL: Final = 1  # of zlib: others take several times as long for a few percent less
+_HEADER: Final = re.compile(
+    r"data:([a-z0-9.+/-]{0,127})(?:;[a-z0-9_.-]+=[^;,\s]{0,127}){0,8};base64,", re.IGNORECASE
+)
 
 
 def message(kind: Callable[..., M], /, **values: object) -> M:
@@ -95,14 +78,6 @@ def enum_value(field: str, value: str | None, choices: Mapping[str, E]) -> E | N
             f"{field} is {value!r}; it must be one of {', '.join(choices)}", field=field
         )
     return choices[value]
-
-
-MAX_REQUEST_PAGES: Final = 1024
-"""Pages of documents that routers take in a request."""
-_MAX_SHARED_FILES: Final = 16
-_MAX_NAMED_COLUMNS: Final = 16
-_UNKNOWN_PAGES: Final = 16
-"""What routers count for a document without a last page."""
 
 
 class SharedFiles:
@@ -158,7 +133,7 @@ def _file_key(document: Document) -> object:
     return document.file if isinstance(document.file, Path) else id(document.file)
 
 
-def most_items(items: Sequence[Item]) -> int:
+def max_request_items(items: Sequence[Item]) -> int:
     """Return how many of these items a request may have, by their pages."""
     most = max(map(_item_pages, items), default=0)
     return MAX_REQUEST_PAGES // min(most, MAX_REQUEST_PAGES) if most else ANY_NUMBER
@@ -203,10 +178,8 @@ def _refuse_unordered(items: object, name: str) -> None:
         named = f'df["{columns[0]}"]' if columns else 'df["column"]'
         listed = f" Its columns are {', '.join(columns[:_MAX_NAMED_COLUMNS])}." if columns else ""
         raise InvalidInput(
-            (
-                f"{name} is a {kind}, a table: name the column with the items, such as "
-                f"{named}.{listed}"
-            ),
+            f"{name} is a {kind}, a table: name the column with the items, such as "
+            f"{named}.{listed}",
             field=name,
         )
     if isinstance(items, Mapping):
@@ -276,9 +249,9 @@ def item_message(path: str, item: Item, files: SharedFiles | None = None) -> pb.
     A text that begins with `data:<media type>;base64,` is the file in it (`shoal.requests.uris`).
     """
     if isinstance(item, str):
-        file = file_part(path, item)
+        file = file_item(path, item)
         if file is not None:
-            return pb.Item(parts=[file]) if file.HasField("document") else pb.Item(image=file.image)
+            return file
     if not isinstance(item, (Parts, Document)):
         return _filled(pb.Item(), path, item)
     files = SharedFiles((), ()) if files is None else files
@@ -335,7 +308,7 @@ def _entity(path: str, entity: Given) -> pb.Entity:
         raise InvalidInput(f"{path} does not fit the request: {error}", field=path) from None
 
 
-def _problem(path: str, item: Item) -> str:
+def find_problem(path: str, item: Item) -> str:
     """Why an item is invalid; empty if nothing is found here."""
     if (isinstance(item, (str, bytes)) and not item) or (
         isinstance(item, Parts) and not item.pieces
@@ -346,3 +319,181 @@ def _problem(path: str, item: Item) -> str:
     except InvalidInput as error:
         return error.message
     return ""
+
+
+def is_image(item: object) -> bool:
+    """Return True for one image, as opposed to a list of items."""
+    return isinstance(item, (bytes, Path)) or is_pixels(item) or is_pillow(item)
+
+
+def is_pixels(item: object) -> TypeGuard[NDArray[Any]]:
+    return isinstance(item, np.ndarray) and item.ndim in (2, 3) and item.dtype == np.uint8
+
+
+def is_pillow(item: object) -> TypeGuard[PillowImage]:
+    """Without importing Pillow: whoever has such an image has imported it."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(item, pillow.Image)
+
+
+def image_bytes(path: str, item: Item) -> bytes | None:
+    """Return the file bytes of an image; None for any other item. Raises InvalidInput.
+
+    Args:
+        path: The position of the item in the arguments, for errors.
+    """
+    data: bytes | None = None
+    if isinstance(item, bytes):
+        data = item
+    elif isinstance(item, Path):
+        data = _read(path, item)
+    elif is_pixels(item):
+        data = _png(path, item)
+    elif is_pillow(item):
+        data = _saved(path, item)
+    if data is not None and len(data) > MAX_IMAGE_BYTES:
+        message = (
+            f"{path} has {len(data):,} bytes; a request has at most {MAX_IMAGE_BYTES:,}. Send a "
+            "smaller copy"
+        )
+        raise InvalidInput(message, field=f"{path}.image.data")
+    return data
+
+
+def document_bytes(path: str, document: Document) -> bytes:
+    """Return the file's bytes. `path`: the item's place in the arguments. Raises InvalidInput."""
+    file = document.file
+    data = _read(path, file, "document") if isinstance(file, Path) else file
+    if not isinstance(data, bytes):
+        raise InvalidInput(
+            f"{path} is a document of a {type(file).__name__}; it must be a Path or bytes",
+            field=path,
+        )
+    if len(data) > MAX_IMAGE_BYTES:
+        raise InvalidInput(
+            f"{path} has {len(data):,} bytes; a request has at most {MAX_IMAGE_BYTES:,}",
+            field=f"{path}.document.data",
+        )
+    return data
+
+
+def image_length(item: Item) -> int:
+    """Return about how many bytes the image will have; 0 for another item, or a file that does not
+    exist.
+    """
+    if isinstance(item, bytes):
+        return len(item)
+    if is_pixels(item):
+        return item.size
+    if is_pillow(item):
+        return item.width * item.height * 3
+    try:
+        return item.stat().st_size if isinstance(item, Path) else 0
+    except OSError:
+        return 0
+
+
+def _read(path: str, file: Path, what: str = "image") -> bytes:
+    try:
+        if file.stat().st_size > MAX_IMAGE_BYTES:
+            size = file.stat().st_size
+            raise InvalidInput(
+                f"{path}: {file} has {size:,} bytes; a request has at most {MAX_IMAGE_BYTES:,}",
+                field=f"{path}.{what}.data",
+            )
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise InvalidInput(f"{path}: the file {file} does not exist", field=path) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidInput(f"{path}: {file} cannot be read: {reason}", field=path) from None
+
+
+def _saved(path: str, image: PillowImage) -> bytes:
+    """Save the current frame of a Pillow image with its EXIF data, which holds a photo's
+    orientation.
+    """
+    if image.mode in _WIDE_MODES:
+        raise InvalidInput(
+            f"{path} is an image of mode {image.mode}, 32 bits a pixel; 8 and 16 are served",
+            field=path,
+        )
+    out = BytesIO()
+    try:
+        image = image if image.mode in _PNG_MODES else image.convert("RGB")
+        image.save(out, "PNG", exif=image.getexif(), compress_level=_LEVEL)
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidInput(
+            f"{path} is an image of Pillow that cannot be written as PNG: {error}", field=path
+        ) from None
+    return out.getvalue()
+
+
+def _png(path: str, pixels: NDArray[Any]) -> bytes:
+    """Encode uint8 pixels [height, width], or [height, width, 1, 3 or 4]."""
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    height, width, channels = pixels.shape
+    if channels not in _COLOURS or not height or not width:
+        shape = "height x width x 3 (colours), or 1 (grey), or 4 (with transparency)"
+        raise InvalidInput(
+            f"{path} is an array of shape {pixels.shape}; images have {shape}", field=path
+        )
+    rows = np.concatenate(
+        [np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1
+    )  # each begins with its filter: none
+    header = struct.pack(">IIBBBBB", width, height, 8, _COLOURS[channels], 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), _LEVEL)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, data) for name, data in chunks)
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def media_type(text: str) -> str | None:
+    """Return the media type that a text names if it is a file, such as `image/png`; empty if it
+    names none; None for any other text.
+    """
+    found = _HEADER.match(text)
+    return None if found is None else found[1].lower()
+
+
+def file_part(path: str, text: str) -> pb.Part | None:
+    """Return the image or document that a text is; None for any other text.
+
+    Args:
+        path: The text's place in the request, for errors.
+        text: A text that a caller gave.
+
+    Raises:
+        InvalidInput: The file is neither an image nor a PDF, or is not base64.
+    """
+    kind = media_type(text)
+    if kind is None:
+        return None
+    is_image, is_document = kind.startswith("image/"), kind == "application/pdf"
+    if not (is_image or is_document):
+        known = "data:image/…;base64, and data:application/pdf;base64, are read"
+        raise InvalidInput(
+            f"{path} is a file of the type {kind or 'text/plain'}: {known}. Send other contents "
+            "as text",
+            field=path,
+        )
+    try:
+        data = base64.b64decode(text[text.index(",") + 1 :], validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidInput(
+            f"{path} begins like a file, data:{kind};base64, and is not base64 after that",
+            field=path,
+        ) from None
+    return (
+        pb.Part(image=pb.Image(data=data)) if is_image else pb.Part(document=pb.Document(data=data))
+    )
+
+
+def file_item(path: str, text: str) -> pb.Item | None:
+    """Return the same as an item of a request. Raises InvalidInput."""
+    part = file_part(path, text)
+    if part is None:
+        return None
+    return pb.Item(image=part.image) if part.HasField("image") else pb.Item(parts=[part])
