@@ -55,6 +55,9 @@ def test_one_worker_an_accelerator_else_one_a_core() -> None:
     assert layout(None, 2, 0, cores=8) == (4, 2)
     with pytest.raises(InvalidInput, match="accelerator"):
         layout(3, None, 2, cores=8)
+    for workers, threads in ((0, None), (-1, None), (None, 0), (0, 0)):
+        with pytest.raises(InvalidInput, match="must be at least 1"):
+            Settings(**dict(zip(("workers", "threads"), layout(workers, threads), strict=True)))
     with pytest.raises(InvalidInput, match="cores"):
         layout(1, 4096)
 
