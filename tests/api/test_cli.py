@@ -933,7 +933,7 @@ def test_parquet_without_pyarrow_names_the_extra(
     assert (ran.code, "pip install 'shoal[parquet]'" in ran.err) == (1, True)
 
 
-@pytest.mark.parametrize("name", ["in.md", "in", "in.csv.gz", "in.xlsx"])
+@pytest.mark.parametrize("name", ["in.log", "in", "in.csv.gz"])
 def test_input_of_an_unknown_format_is_refused(
     run: Run, router: FakeRouter, tmp_path: Path, name: str
 ) -> None:

@@ -580,7 +580,9 @@ def _no_documents(card: Card | None, path: str) -> TaskNotSupported:
     name = "" if card is None else card.model
     if card is not None and models_pb2.INPUT_KIND_DOCUMENT_TEXT in card.inputs:
         return TaskNotSupported(
-            f"{name} takes documents only with `chunking`, which divides their text", field=path
+            f"{name} takes documents only with `chunking`, which divides their text (of `shoal "
+            "encode`: --chunk sentences)",
+            field=path,
         )
     return TaskNotSupported(f"{name} takes no documents", field=path)
 
