@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -1277,6 +1278,38 @@ def test_version_and_help(run: Run) -> None:
         "--install-completion",
     ):
         assert command in shown
+
+
+@pytest.mark.parametrize(
+    "command", [(), ("encode",), ("job",), ("job", "run", "encode"), ("extract", "text"), ("up",)]
+)
+def test_help_names_each_option_in_full_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch, run: Run, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run(*command, "--help").out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert not re.search(r"--[a-z-]*…", shown)
+    assert "<bool>" not in shown, "a flag takes no value"
+    assert run(*command, "-h").out == shown
+    if command[-1:] == ("encode",):
+        assert "--expect-embedding-id" in shown
+        assert "│ --normalize " in shown
+        assert "│ --no-normalize " in shown
+        assert "--representation, -r" in shown
+
+
+def test_lists_of_commands_have_summaries_without_breaks_and_begin_with_run(
+    monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    for words in (
+        "text layer of a PDF file, and other formats converted",
+        "List the jobs below a folder, the last changed first: at most 1,000, of at most 10,000",
+    ):
+        assert any(words in run(group, "--help").out for group in ("extract", "job"))
+    commands = run("job", "--help").out.partition("Commands")[2].splitlines()
+    assert commands[1].split()[1] == "run"
 
 
 def test_up_without_the_services(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_names_that_a_terminal_has_no_room_for_continue_on_the_next_line() -> No
     assert "".join(line[15:].strip() for line in found[1:3]) == MODEL
 
 
-def test_a_word_that_no_column_has_room_for_is_divided() -> None:
+def test_word_longer_than_any_column_is_divided() -> None:
     found = lines(130, on="a" * 300)
     assert max(map(len, found)) <= 130
     assert found[1].startswith("┏")

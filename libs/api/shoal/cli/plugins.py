@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
+from shoal.cli import help
 from shoal.cli.console import print_error
 
 GROUP = "shoal.commands"
@@ -76,7 +77,8 @@ def _run(name: str, entry: EntryPoint | None) -> Callable[[typer.Context], None]
                 typer.Typer(add_completion=False, pretty_exceptions_show_locals=False),
             )
             command.command()(function)
-        command(args=context.args, prog_name=f"{context.find_root().info_name} {name}")
+        program = f"{context.find_root().info_name} {name}"
+        command(args=context.args, prog_name=program, **help.CONTEXT)
 
     return run
 
