@@ -518,6 +518,9 @@ def test_models(run: Run, router: FakeRouter) -> None:
     assert "pinned" in run("models", "pin", MODEL).err
     assert "pinned" not in run("models", "unpin", MODEL).err
     assert [call.method for call in router.calls[-2:]] == ["PinModel", "PinModel"]
+    cold = run("models", "pin", COMING).err
+    assert f"nothing is pinned: `shoal models load {COMING}` first" in cold
+    assert "nothing is pinned" not in run("models", "pin", MODEL).err
 
 
 def test_options_before_the_command_are_not_ignored(run: Run) -> None:
