@@ -261,7 +261,7 @@ def test_guides_wait_before_they_forward_a_port(guide: str) -> None:
 
 @pytest.mark.parametrize("page", [*GUIDES, "kubernetes"])
 def test_requests_over_http_wait_for_the_port_that_is_forwarded(page: str) -> None:
-    """kubectl listens about a second after it was started; `shoal` waits for three."""
+    """A request that follows at once fails: kubectl takes a second to listen. `shoal` waits."""
     text = (ROOT / f"docs/{page}.md").read_text()
     forwarded = text[text.index("port-forward service/edge") :].splitlines()
     assert re.match(r"curl .*--retry 5 --retry-connrefused ", forwarded[1])
