@@ -1320,6 +1320,7 @@ def test_up_without_the_services(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     ran = run("up", "--port", "1")
     assert ran.code == 1
     assert "not installed" in ran.err
+    assert "pip install 'shoal-mesh[local]'" in ran.err
 
 
 def hello(name: str, loud: bool = False) -> None:

@@ -88,8 +88,8 @@ def _missing(name: str) -> typer.Exit:
         f"`shoal {name}` is part of Shoal's services, which are not installed in this environment",
         [],
         (
-            "install them from the repository (docs/quickstart.md), or talk to a "
-            "running mesh with --address host:port"
+            "pip install 'shoal-mesh[local]' installs them (docs/quickstart.md, From wheels); to "
+            "call a mesh on another machine, none is needed: --address host:port"
         ),
     )
     return typer.Exit(1)
