@@ -56,8 +56,9 @@ def test_one_worker_an_accelerator_else_one_a_core() -> None:
     with pytest.raises(InvalidInput, match="accelerator"):
         layout(3, None, 2, cores=8)
     for workers, threads in ((0, None), (-1, None), (None, 0), (0, 0)):
+        count, each = layout(workers, threads)
         with pytest.raises(InvalidInput, match="must be at least 1"):
-            Settings(**dict(zip(("workers", "threads"), layout(workers, threads), strict=True)))
+            Settings(workers=count, threads=each)
     with pytest.raises(InvalidInput, match="cores"):
         layout(1, 4096)
 
