@@ -96,7 +96,7 @@ def layout(
             field="workers",
         )
     if threads is None:
-        threads = max(1, cores // workers)
+        threads = max(1, cores // max(1, workers))  # `Settings` refuses 0 workers.
     if workers * threads > max(cores, workers):
         raise InvalidInput(
             (

@@ -128,7 +128,14 @@ def known_models(given: list[str], environ: Mapping[str, str]) -> str:
     if bundled is not None and not any(entry.startswith(f"{MINILM}=") for entry in entries):
         entries.append(f"{MINILM}={bundled}")
     for entry in entries:
-        path = Path(entry.partition("=")[2] or entry)
+        name, equals, folder = entry.partition("=")
+        if equals and not is_model_id(name):
+            raise InvalidInput(
+                f"{name!r} is not a model id of the form org/name (given as model {entry!r}): "
+                f"such as --model org/{name}={folder}",
+                field="model",
+            )
+        path = Path(folder or entry)
         if not path.is_dir():
             raise InvalidInput(
                 f"{path} is not a directory (given as model {entry!r})", field="model"

@@ -604,9 +604,12 @@ class _Models(models_pb2_grpc.ModelServiceServicer):
     def PinModel(
         self, request: models_pb2.PinModelRequest, context: Any
     ) -> models_pb2.PinModelResponse:
+        """A model that no worker has in memory is not pinned, as a router does it."""
         self._router.begin_call("PinModel", request, context)
+        is_absent = request.model == COMING
+        state = models_pb2.MODEL_STATE_COLD if is_absent else models_pb2.MODEL_STATE_RESIDENT
         return models_pb2.PinModelResponse(
-            model=_model(request.model, models_pb2.MODEL_STATE_RESIDENT, pinned=request.pinned)
+            model=_model(request.model, state, pinned=request.pinned and not is_absent)
         )
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -517,6 +518,9 @@ def test_models(run: Run, router: FakeRouter) -> None:
     assert "pinned" in run("models", "pin", MODEL).err
     assert "pinned" not in run("models", "unpin", MODEL).err
     assert [call.method for call in router.calls[-2:]] == ["PinModel", "PinModel"]
+    cold = run("models", "pin", COMING).err
+    assert f"nothing is pinned: `shoal models load {COMING}` first" in cold
+    assert "nothing is pinned" not in run("models", "pin", MODEL).err
 
 
 def test_options_before_the_command_are_not_ignored(run: Run) -> None:
@@ -933,7 +937,7 @@ def test_parquet_without_pyarrow_names_the_extra(
     assert (ran.code, "pip install 'shoal[parquet]'" in ran.err) == (1, True)
 
 
-@pytest.mark.parametrize("name", ["in.md", "in", "in.csv.gz", "in.xlsx"])
+@pytest.mark.parametrize("name", ["in.log", "in", "in.csv.gz"])
 def test_input_of_an_unknown_format_is_refused(
     run: Run, router: FakeRouter, tmp_path: Path, name: str
 ) -> None:
@@ -1279,11 +1283,44 @@ def test_version_and_help(run: Run) -> None:
         assert command in shown
 
 
+@pytest.mark.parametrize(
+    "command", [(), ("encode",), ("job",), ("job", "run", "encode"), ("extract", "text"), ("up",)]
+)
+def test_help_names_each_option_in_full_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch, run: Run, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run(*command, "--help").out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert not re.search(r"--[a-z-]*…", shown)
+    assert "<bool>" not in shown, "a flag takes no value"
+    assert run(*command, "-h").out == shown
+    if command[-1:] == ("encode",):
+        assert "--expect-embedding-id" in shown
+        assert "│ --normalize " in shown
+        assert "│ --no-normalize " in shown
+        assert "--representation, -r" in shown
+
+
+def test_lists_of_commands_have_summaries_without_breaks_and_begin_with_run(
+    monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    for words in (
+        "text layer of a PDF file, and other formats converted",
+        "List the jobs below a folder, the last changed first: at most 1,000, of at most 10,000",
+    ):
+        assert any(words in run(group, "--help").out for group in ("extract", "job"))
+    commands = run("job", "--help").out.partition("Commands")[2].splitlines()
+    assert commands[1].split()[1] == "run"
+
+
 def test_up_without_the_services(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "entry_points", lambda group: ())
     ran = run("up", "--port", "1")
     assert ran.code == 1
     assert "not installed" in ran.err
+    assert "pip install 'shoal-mesh[local]'" in ran.err
 
 
 def hello(name: str, loud: bool = False) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
+import grpc
 import pytest
 from pyarrow import parquet
 from shoal.bulk.failures import StorageError
@@ -18,7 +19,7 @@ from shoal.cli.bulk import listing
 from typer.testing import CliRunner
 
 from tests.api.conftest import nobody, router
-from tests.api.fake_router import MODEL, FakeRouter
+from tests.api.fake_router import MODEL, FakeRouter, Refusal
 from tests.bulk.jobs import lines, manifest_of, table, write_lines
 
 __all__ = ["nobody", "router"]  # Fixtures.
@@ -105,6 +106,20 @@ def test_scores_with_a_column_of_queries(run: Run, files: list[object], tmp_path
     assert (code, "name the query with --query" in errors) == (2, True)
     assert run("run", "score", MODEL, *files, "--query-column", "q")[0] == 0
     assert table(tmp_path / "out")["score"].null_count == 1
+
+
+def test_job_of_a_misspelt_model_is_replaced_by_the_corrected_command(
+    run: Run, router: FakeRouter, files: list[object], tmp_path: Path
+) -> None:
+    refusal = Refusal(grpc.StatusCode.FAILED_PRECONDITION, "MODEL_UNREACHABLE", field="model")
+    router.refusals += [refusal] * 2  # A job begins with two chunks in flight.
+    code, _, errors = run("run", "encode", "org/misspelt", *files)
+    assert (code, "reason MODEL_UNREACHABLE" in errors) == (1, True)
+    router.refusals.clear()
+    assert run("run", "encode", MODEL, *files)[0] == 0
+    assert manifest_of(tmp_path / "out").recipe.model == MODEL
+    code, _, errors = run("run", "encode", "org/other", *files)  # A job with parts stays.
+    assert (code, "with another model; choose another output" in errors) == (1, True)
 
 
 def test_failed_share_stops_the_job(run: Run, files: list[object], tmp_path: Path) -> None:

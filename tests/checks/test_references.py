@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tools import references
@@ -36,3 +37,11 @@ def test_broken_reference_is_named_with_its_line(tmp_path: Path) -> None:
         "libs/a.py:1: no file docs/gone.md",
         "libs/a.py:3: no file gone.py",
     ]
+
+
+def test_arguments_of_commands_have_capital_names() -> None:
+    """A user types names in lower case as they are shown, and replaces the others."""
+    page = (Path(__file__).parents[2] / "docs/reference/cli.md").read_text()
+    names = re.findall(r"^\* `(?!-)(\S+) <", page, re.MULTILINE)
+    assert len(names) > 20
+    assert not [name for name in names if re.fullmatch(r"[a-z_]+", name)]

@@ -299,6 +299,7 @@ def test_token_ids_are_refused_with_advice() -> None:
 def test_invalid_model_names_are_not_found() -> None:
     problem = refused(model="gpt-4o")
     assert (problem.status, problem.reason, problem.field) == (404, "MODEL_NOT_FOUND", "model")
+    assert "an alias of the edge's file SHOAL_ALIASES" in problem.message
     assert len(refused(model="x" * 100_000).message) < 500
 
 

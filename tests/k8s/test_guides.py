@@ -259,6 +259,28 @@ def test_guides_wait_before_they_forward_a_port(guide: str) -> None:
     )
 
 
+@pytest.mark.parametrize("page", [*GUIDES, "kubernetes"])
+def test_requests_over_http_wait_for_the_port_that_is_forwarded(page: str) -> None:
+    """A request that follows at once fails: kubectl takes a second to listen. `shoal` waits."""
+    text = (ROOT / f"docs/{page}.md").read_text()
+    forwarded = text[text.index("port-forward service/edge") :].splitlines()
+    assert re.match(r"curl .*--retry 5 --retry-connrefused ", forwarded[1])
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_guides_read_terraform_outputs_that_exist_where_they_are(guide: str) -> None:
+    """Step 1 ends with the return to the repository, so later steps name the example's folder."""
+    text = (ROOT / f"docs/{guide}.md").read_text()
+    first, _, later = text.partition("cd ../../..")
+    (example,) = re.findall(r"cd (terraform/examples/\S+)", first)
+    read = {(example, name) for name in re.findall(r"terraform output (?:-raw )?(\w+)", first)}
+    assert not re.search(r"terraform output ", later)
+    read.update(re.findall(r"terraform -chdir=(\S+) output (?:-raw )?(\w+)", later))
+    assert len(read) > 3
+    for folder, name in read:
+        assert f'output "{name}"' in (ROOT / folder / "outputs.tf").read_text(), (folder, name)
+
+
 @pytest.mark.parametrize("guide", GUIDES)
 def test_guides_list_their_prerequisites_before_the_first_step(guide: str) -> None:
     """Each program that a command of the guide starts is named there, or is a part of every

@@ -55,6 +55,10 @@ def test_one_worker_an_accelerator_else_one_a_core() -> None:
     assert layout(None, 2, 0, cores=8) == (4, 2)
     with pytest.raises(InvalidInput, match="accelerator"):
         layout(3, None, 2, cores=8)
+    for workers, threads in ((0, None), (-1, None), (None, 0), (0, 0)):
+        count, each = layout(workers, threads)
+        with pytest.raises(InvalidInput, match="must be at least 1"):
+            Settings(workers=count, threads=each)
     with pytest.raises(InvalidInput, match="cores"):
         layout(1, 4096)
 

@@ -50,6 +50,13 @@ def test_folder_without_models_is_refused_when_the_mesh_starts(
         known_models([str(folder)], {})
 
 
+def test_model_without_an_organisation_is_refused_when_the_mesh_starts(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidInput, match=f"'reranker' is not a model id.*org/reranker={tmp_path}"
+    ):
+        known_models([f"reranker={tmp_path}"], {})
+
+
 def test_default_model_is_one_that_the_mesh_can_have(tmp_path: Path) -> None:
     models = f"a/b={tmp_path}"
     assert default_model(models, models, "") == "a/b"

@@ -399,3 +399,21 @@ def test_up_looks_for_all_that_its_roles_need() -> None:
     }
     modules = packages_distributions()
     assert needed <= {canonicalize_name(name) for module in NEEDED for name in modules[module]}
+
+
+def test_extras_that_pages_name_exist() -> None:
+    extras = {
+        name: tomllib.loads((ROOT / path).read_text())["project"]["optional-dependencies"]
+        for name, path in (("shoal-mesh", "pyproject.toml"), ("shoal", "libs/api/pyproject.toml"))
+    }
+    assert any("minilm" in line for line in extras["shoal-mesh"]["demo"]), "the quickstart's model"
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {
+        (name, extra)
+        for page in pages
+        for name, found in re.findall(r"\b(shoal(?:-mesh)?)\[([a-z0-9,]+)\]", page.read_text())
+        for extra in found.split(",")
+    }
+    assert len(named) > 5
+    for name, extra in named:
+        assert extra in extras[name], f"{name}[{extra}]"

@@ -246,7 +246,7 @@ def test_unsupported_inputs_are_refused() -> None:
     with pytest.raises(TaskNotSupported, match="takes no texts") as caught:
         check_encode(pb.EncodeRequest(model=MODEL, items=[shown, text]), only_pictures)
     assert caught.value.field == "items[1].text"
-    with pytest.raises(TaskNotSupported, match="takes no images") as caught:
+    with pytest.raises(TaskNotSupported, match="takes no images, and the item is one") as caught:
         check_encode(pb.EncodeRequest(model=MODEL, items=[text, shown]), card())
     assert caught.value.field == "items[1].image"
 

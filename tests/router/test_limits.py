@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from shoal.v1 import aliases_pb2, inference_pb2_grpc, mesh_pb2, models_pb2
 from shoal.v1 import inference_pb2 as pb
 
-from libs.errors import InvalidInput
+from libs.errors import InvalidInput, TaskNotSupported
 from services.router.admission import control as admission
 from services.router.admission.validation import limits
 from services.router.admission.validation.requests import (
@@ -176,6 +176,12 @@ def test_labels_count_as_often_as_they_are_read() -> None:
     assert check_extract(request, infers).sequences_per_item == 1, (
         "its own classes need one forward"
     )
+
+
+def test_generation_by_an_embedding_model_is_refused_in_the_words_of_commands() -> None:
+    request = pb.ExtractRequest(model=MODEL, items=[pb.Item(text="abc")], text=pb.TextTask())
+    with pytest.raises(TaskNotSupported, match=r"no task text \(generation and OCR\); it has: enc"):
+        check_extract(request, card())
 
 
 def test_text_before_each_item_counts_for_each() -> None:

@@ -74,6 +74,14 @@ def embedder(tmp_path: Path) -> Path:
     return write_checkpoint("bert", tmp_path / "org" / "embedder", sentence=files)
 
 
+def test_folder_of_models_is_refused_with_its_models(check: Check, embedder: Path) -> None:
+    folder = embedder.parents[1]
+    ran = check(folder, "--no-test")
+    assert ran.code == 1
+    assert f"name one, such as {embedder}" in " ".join(ran.out.split())
+    assert check(embedder, "--no-test").code == 0
+
+
 def why(report: Report) -> dict[str, tuple[str, tuple[str, ...]]]:
     return {fact.what: (fact.value, fact.why) for fact in report.facts}
 

@@ -69,7 +69,8 @@ def target(received: Received, name: str, field: str = "model") -> Target:
         shown = name if len(name) <= 200 else f"{name[:200]}…"
         raise HttpError(
             "MODEL_NOT_FOUND",
-            f"the model {shown!r} does not exist: use org/name, org/name@revision, or an alias",
+            f"the model {shown!r} does not exist: use org/name, org/name@revision, or an alias of "
+            "the edge's file SHOAL_ALIASES; GET /v1/models lists the models",
             field=field,
         )
     return found

@@ -46,7 +46,9 @@ _HELP_ADMIN = (
 
 
 def certs(
-    directory: Annotated[Path, typer.Argument(help="Directory for certificates and keys.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="Directory for certificates and keys.")
+    ],
     name: Annotated[list[str] | None, typer.Option(help=_HELP_NAME)] = None,
     host: Annotated[list[str] | None, typer.Option(help=_HELP_HOST)] = None,
     days: Annotated[float, typer.Option(help="How long certificates are valid.")] = LEAF_DAYS,

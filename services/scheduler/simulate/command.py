@@ -244,7 +244,7 @@ def scaling(
 @app.command("record")
 def record_command(
     address: Annotated[
-        str, typer.Argument(envvar="SHOAL_ADDRESS", help="A router, host:port.")
+        str, typer.Argument(metavar="ADDRESS", envvar="SHOAL_ADDRESS", help="A router, host:port.")
     ] = addresses.DEFAULT_ADDRESS,
     output: Annotated[
         Path,

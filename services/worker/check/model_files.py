@@ -10,6 +10,7 @@ from shoal.cli.console import size
 from libs.catalog.checkpoint.adapter import base_of
 from libs.errors import ModelNotFound
 from libs.store import Copy, Progress, is_model_id, open_copies, open_store
+from libs.store.select import CONFIGS
 from services.worker.memory.files import ModelFiles
 from services.worker.settings import Settings
 
@@ -30,6 +31,7 @@ def find_model(
     """
     path, files = Path(target), _files(settings)
     if path.is_dir():
+        _refuse_folder_of_models(path)
         model = name or _own_id(path.resolve())
         copy = files.readable(path, _progress_reporter(model, on_progress, "converting"))
         return model, (
@@ -50,6 +52,18 @@ def find_model(
                 "SHOAL_STORES=hf to fetch it"
             ) from None
     return target, files.fetch(target, _progress_reporter(target, on_progress))
+
+
+def _refuse_folder_of_models(path: Path) -> None:
+    """Refuse a folder such as `shoal up --model` takes, with the way to check its models."""
+    if any((path / name).is_file() for name in CONFIGS):
+        return
+    found = sorted(each for name in CONFIGS for each in path.glob(f"*/*/{name}"))
+    if found:
+        raise ModelNotFound(
+            f"{path} is a folder of models: name one, such as {found[0].parent}; "
+            f"`shoal models check {path}/*/*` checks all"
+        )
 
 
 def _files(settings: Settings) -> ModelFiles:

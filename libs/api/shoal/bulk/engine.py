@@ -68,27 +68,36 @@ def create(place: Place, uri: str, recipe: Recipe, limits: Limits) -> Manifest:
     location has already. Raises JobError if it has another one.
     """
     uri, found = absolute(uri), load(place)
-    if found is None:
-        if any(name.startswith("part-") for name in place.names()):
-            raise JobError(
-                f"{place.uri} has parts and no {MANIFEST}; choose another output, or delete them"
-            )
-        version = input_of(uri)
-        return Manifest(uuid.uuid4().hex[:12], recipe, version, limits, created_at=time.time())
-    _require_same(place, found, recipe, uri)
-    return replace(found, limits=limits)
+    if found is not None and _is_continued(place, found, recipe, uri):
+        return replace(found, limits=limits)
+    if found is None and _has_parts(place):
+        raise JobError(
+            f"{place.uri} has parts and no {MANIFEST}; choose another output, or delete them"
+        )
+    version = input_of(uri)
+    return Manifest(uuid.uuid4().hex[:12], recipe, version, limits, created_at=time.time())
 
 
-def _require_same(place: Place, found: Manifest, recipe: Recipe, uri: str) -> None:
-    """Raise JobError if an output location has a job of another recipe or input."""
+def _is_continued(place: Place, found: Manifest, recipe: Recipe, uri: str) -> bool:
+    """Return True if an output location has the job of this recipe and input, and False if it has
+    another one that failed before its first part, as with a misspelt model: that one is replaced.
+    Raises JobError if it has any other job.
+    """
     wanted = {**asdict(recipe), "input": uri}
     known = {**asdict(found.recipe), "input": found.input.uri}
     changed = [name for name, value in wanted.items() if value != known[name]]
-    if changed:
-        raise JobError(
-            f"{place.uri} has the job {found.job} with another {', '.join(changed)}; choose "
-            "another output"
-        )
+    if not changed:
+        return True
+    if found.state == "failed" and not _has_parts(place):
+        return False
+    raise JobError(
+        f"{place.uri} has the job {found.job} with another {', '.join(changed)}; choose "
+        "another output"
+    )
+
+
+def _has_parts(place: Place) -> bool:
+    return any(name.startswith("part-") for name in place.names())
 
 
 class Job:
@@ -189,10 +198,9 @@ class Job:
 
     def _prepare(self, retry: bool) -> None:
         """Read the state of the output location. Raises JobError."""
-        found = load(self._place)
-        if found is not None:  # Another process may have gone on since it was read.
-            own = self._manifest
-            _require_same(self._place, found, own.recipe, own.input.uri)
+        found, own = load(self._place), self._manifest
+        # Another process may have gone on since it was read.
+        if found is not None and _is_continued(self._place, found, own.recipe, own.input.uri):
             self._manifest = replace(found, limits=own.limits)
             self._active_before = found.active_seconds
         manifest = self._manifest

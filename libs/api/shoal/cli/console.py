@@ -14,10 +14,11 @@ from typing import Any
 
 from rich import console as rich
 from rich.console import RenderableType
+from rich.measure import measure_renderables
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.table import Table
-from rich.text import Text
+from rich.text import Text, TextType
 
 from shoal.cli.text import document, printable
 
@@ -25,6 +26,8 @@ from shoal.cli.text import document, printable
 BAR_ITEMS = 1000
 # Columns of output that does not go to a terminal.
 WIDTH = 200
+# Columns of a table that a longer word is divided for, such as a text without spaces.
+MAX_WORD = 48
 
 
 class Console(rich.Console):
@@ -50,7 +53,51 @@ def show(renderable: RenderableType) -> None:
     """Print a text or table to stdout, without markup. Without a terminal, lines are WIDTH columns
     long.
     """
-    Console(width=None if sys.stdout.isatty() else WIDTH, markup=False).print(renderable)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, markup=False)
+    console.print(fitted(renderable, console) if isinstance(renderable, Table) else renderable)
+
+
+def fitted(made: Table, console: rich.Console) -> Table:
+    """Return a table for the console's width. Rich would divide names where columns are narrow.
+
+    Columns are narrowed to their longest words, the widest first. If that is not enough, each row
+    becomes a block of lines.
+    """
+    room = console.width - 3 * len(made.columns) - 1  # borders and padding
+    spans = [
+        measure_renderables(console, console.options, [column.header, *column.cells])
+        for column in made.columns
+    ]
+    least = [min(span.minimum, MAX_WORD) for span in spans]
+    widths = [max(span.maximum, 1) for span in spans]
+    if made.box is None or sum(widths) <= room:
+        return made
+    if sum(least) > room:
+        return _blocks(made)
+    while sum(widths) > room:
+        widest = max((width, index) for index, width in enumerate(widths) if width > least[index])[
+            1
+        ]
+        widths[widest] -= 1
+    for column, width in zip(made.columns, widths, strict=True):
+        column.width = width
+    return made
+
+
+def _blocks(made: Table) -> Table:
+    """Return a line for each cell that is not empty, with the name of its column, and an empty line
+    between rows.
+    """
+    cells = zip(*(column.cells for column in made.columns), strict=True)
+    names = [column.header for column in made.columns]
+    found = facts(made.title)
+    for number, row in enumerate(cells):
+        if number:
+            found.add_row("", "")
+        for name, cell in zip(names, row, strict=True):
+            if cell:
+                found.add_row(name, cell)
+    return found
 
 
 def emit(value: object) -> None:
@@ -77,6 +124,14 @@ def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
     made = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+def facts(title: TextType | None) -> Table:
+    """Return a table of two columns, names and values, without a header."""
+    made = Table(show_header=False, box=None, title=title, title_justify="left", title_style="bold")
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
     return made
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from errno import EDQUOT, ENOSPC
 
 import typer
 
@@ -83,6 +86,7 @@ def exit_on_failure() -> Iterator[None]:
     """Print a ShoalError, InputError or OSError with advice to stderr, and exit with status 1."""
     try:
         yield
+        sys.stdout.flush()  # A full disk behind stdout is an error of the command.
     except BrokenPipeError:
         raise  # The reader of stdout has gone; typer ends quietly.
     except ShoalError as error:
@@ -97,15 +101,23 @@ def exit_on_failure() -> Iterator[None]:
         print_error(str(error), [], "")
         raise typer.Exit(1) from None
     except OSError as error:
+        name = error.filename
+        if error.errno in (ENOSPC, EDQUOT) and name is None:  # Files name themselves.
+            name = "stdout"
+            _discard_stdout()
         # Without the error number.
         print_error(
-            f"{error.filename}: {error.strerror}"
-            if error.filename and error.strerror
-            else str(error),
+            f"{name}: {error.strerror}" if name and error.strerror else str(error),
             getattr(error, "__notes__", []),
             "",
         )
         raise typer.Exit(1) from None
+
+
+def _discard_stdout() -> None:
+    """Let the interpreter's own flush at its end succeed, which would print the error again."""
+    with suppress(OSError, ValueError):  # stdout may be no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _advice(error: ShoalError) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import shoal.cli.quiet  # noqa: F401  # before any other import of grpc
-from shoal.cli import plugins
+from shoal.cli import help, plugins
 from shoal.cli.bulk import commands as bulk
 from shoal.cli.evaluation import commands as evaluation
 from shoal.cli.inference import commands as inference
@@ -43,7 +43,12 @@ def _root(
 
 def build() -> typer.Typer:
     """Return the application with all its commands."""
-    app = typer.Typer(name="shoal", no_args_is_help=True, pretty_exceptions_show_locals=False)
+    app = typer.Typer(
+        name="shoal",
+        no_args_is_help=True,
+        pretty_exceptions_show_locals=False,
+        context_settings=dict(help.CONTEXT),
+    )
     app.callback(help=HELP)(_root)
     for name in ("encode", "embed"):
         app.command(name, rich_help_panel=INFERENCE, short_help=_ALIASES.get(name))(
@@ -62,6 +67,7 @@ def build() -> typer.Typer:
     app.command("explain", rich_help_panel=OPERATION)(operation.explain)
     app.command("top", rich_help_panel=OPERATION)(top.top)
     plugins.add(app)
+    help.correct(app)
     return app
 
 

@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
+from shoal.cli import help
 from shoal.cli.console import print_error
 
 GROUP = "shoal.commands"
@@ -76,7 +77,8 @@ def _run(name: str, entry: EntryPoint | None) -> Callable[[typer.Context], None]
                 typer.Typer(add_completion=False, pretty_exceptions_show_locals=False),
             )
             command.command()(function)
-        command(args=context.args, prog_name=f"{context.find_root().info_name} {name}")
+        program = f"{context.find_root().info_name} {name}"
+        command(args=context.args, prog_name=program, **help.CONTEXT)
 
     return run
 
@@ -86,8 +88,8 @@ def _missing(name: str) -> typer.Exit:
         f"`shoal {name}` is part of Shoal's services, which are not installed in this environment",
         [],
         (
-            "install them from the repository (docs/quickstart.md), or talk to a "
-            "running mesh with --address host:port"
+            "pip install 'shoal-mesh[local]' installs them (docs/quickstart.md, From wheels); to "
+            "call a mesh on another machine, none is needed: --address host:port"
         ),
     )
     return typer.Exit(1)

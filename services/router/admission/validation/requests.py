@@ -484,8 +484,9 @@ def _check_image(image: pb.Image, path: str, card: Card | None) -> ImageSizes:
     if not takes(card, models_pb2.INPUT_KIND_IMAGE):
         name = "" if card is None else card.model
         raise TaskNotSupported(
-            f"{name} takes no images, and a text that begins with data:image/…;base64, is one:"
-            " send plain text, or name a model that reads images",
+            f"{name} takes no images, and the item is one (the bytes of an image file, or a text "
+            "that begins with data:image/…;base64,): send plain text, or name a model that reads "
+            "images",
             field=path,
         )
     data = image.data
@@ -579,7 +580,9 @@ def _no_documents(card: Card | None, path: str) -> TaskNotSupported:
     name = "" if card is None else card.model
     if card is not None and models_pb2.INPUT_KIND_DOCUMENT_TEXT in card.inputs:
         return TaskNotSupported(
-            f"{name} takes documents only with `chunking`, which divides their text", field=path
+            f"{name} takes documents only with `chunking`, which divides their text (of `shoal "
+            "encode`: --chunk sentences)",
+            field=path,
         )
     return TaskNotSupported(f"{name} takes no documents", field=path)
 
@@ -628,6 +631,8 @@ def _check_task(card: Card, task: int, field: str) -> None:
 def _task_name(task: int) -> str:
     if task not in Task.values():
         return f"task {task}"
+    if task == models_pb2.TASK_TEXT:
+        return "text (generation and OCR)"
     return Task.Name(models_pb2.Task.ValueType(task)).removeprefix("TASK_").lower()
 
 

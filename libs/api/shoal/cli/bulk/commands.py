@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from shoal.bulk.engine import create, request
 from shoal.bulk.export import contents, export, failures
@@ -43,7 +44,16 @@ from shoal.cli.options import Connection, Json, ModelId, grouped
 _WATCH_SECONDS = 1.0
 _MAX_FAILED_SHOWN = 20
 
+
+class _RunFirst(TyperGroup):
+    """Lists the command that makes a job before those that need one."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=lambda name: name != "run")
+
+
 job = typer.Typer(
+    cls=_RunFirst,
     no_args_is_help=True,
     help="Run all rows of a file through a model, each exactly once, and resume after any failure.",
 )

@@ -20,7 +20,7 @@ from shoal.bulk.manifest import CONTROL, MAX_SILENT_SECONDS, Manifest, load
 from shoal.bulk.places import Place, place
 from shoal.bulk.progress import Progress as JobProgress
 from shoal.calls.retry import RetryPolicy
-from shoal.cli.console import Console, counted, emit, note, show, table
+from shoal.cli.console import Console, counted, emit, facts, note, show
 from shoal.cli.failures import InputError
 from shoal.cli.options import Connection, reachable
 
@@ -206,7 +206,7 @@ def print_state(where: Place, manifest: Manifest, *, as_json: bool = False) -> N
         "updated": time_of(manifest.updated_at),
         "next": _advice(where, manifest, state),
     }
-    made = table(f"job {manifest.job} in {where.uri}", "", "")
+    made = facts(f"job {manifest.job} in {where.uri}")
     for name, value in rows.items():
         if value:
             made.add_row(name, value)

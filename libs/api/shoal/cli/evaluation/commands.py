@@ -21,6 +21,7 @@ def evaluate(
     data: Annotated[
         Path,
         typer.Argument(
+            metavar="DATA",
             exists=True,
             help=(
                 "A folder in BEIR's layout, or a .csv, .tsv or .jsonl file of sentence1, "

@@ -21,6 +21,8 @@ JSON_LINES: Final = (".jsonl", ".ndjson")
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 PARQUET: Final = (".parquet",)
 SUFFIXES: Final = (*LINES, *JSON_LINES, *DELIMITERS, *PARQUET)
+IMAGES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+DOCUMENTS: Final = (".docx", ".eml", ".epub", ".htm", ".html", ".md", ".pdf", ".pptx", ".xlsx")
 DEFAULT_FIELD: Final = "text"
 MAX_CELL_CHARACTERS: Final = 64 << 20
 """The largest cell of a .csv or .tsv file; Python's default, 128 Ki, is shorter than long
@@ -99,12 +101,7 @@ def records_of(source: Path, selection: Selection) -> list[Record]:
         return _read(source, lambda: _lines(source, selection, selection.field))
     suffix = source.suffix.lower()
     if suffix not in SUFFIXES:
-        known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
-        raise typer.BadParameter(
-            f"--input {source} must end in {known}; any other text goes to stdin, a text a "
-            "line: "
-            "--input -"
-        )
+        raise typer.BadParameter(_unread(source, suffix))
     if suffix in LINES or suffix in JSON_LINES:
         _refuse_column(source, selection)
         field = selection.field or (DEFAULT_FIELD if suffix in JSON_LINES else None)
@@ -117,6 +114,24 @@ def records_of(source: Path, selection: Selection) -> list[Record]:
     return _read(source, lambda: read(source, selection))
 
 
+def _unread(source: Path, suffix: str) -> str:
+    """Return why a file is not read as texts, and what reads it."""
+    if source.is_dir():
+        return f"--input {source} is a folder: name a file"
+    if suffix in IMAGES:
+        return f"--input {source} is an image: name it as an argument, with --image"
+    if suffix in DOCUMENTS:
+        return (
+            f"--input {source} is a document: `shoal encode MODEL --document {source} --chunk "
+            f"sentences` encodes its text, and `shoal extract text {source}` prints it"
+        )
+    known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+    return (
+        f"--input {source} must end in {known}; any other text goes to stdin, a text a line: "
+        "--input -"
+    )
+
+
 def _is_stream(source: Path) -> bool:
     """Return True for a pipe, as the shell's <(command) is."""
     return source.is_fifo() or source.is_char_device()
@@ -124,8 +139,14 @@ def _is_stream(source: Path) -> bool:
 
 def _refuse_column(source: Path, selection: Selection) -> None:
     if selection.column is not None:
+        advice = (
+            f"; name a field of its lines with --field {selection.column}"
+            if source.suffix.lower() in JSON_LINES
+            else ""
+        )
         raise typer.BadParameter(
-            f"--column names a column of a .csv, .tsv or .parquet file, and --input is {source}"
+            f"--column names a column of a .csv, .tsv or .parquet file, and --input is "
+            f"{source}{advice}"
         )
 
 

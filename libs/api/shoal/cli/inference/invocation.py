@@ -4,6 +4,7 @@ items.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,8 +18,8 @@ import typer
 
 from shoal.cli.console import bar, counted, note
 from shoal.cli.inference import outputs, parquet
-from shoal.cli.inference.arguments import LineFiles
-from shoal.cli.inference.files import Record
+from shoal.cli.inference.arguments import LineFiles, VectorFiles
+from shoal.cli.inference.files import DOCUMENTS, IMAGES, SUFFIXES, Record
 from shoal.cli.inference.inputs import located, read
 from shoal.errors import ModelChanged, ShoalError
 from shoal.options import ItemOptions
@@ -74,6 +75,8 @@ class Invocation:
                 replace(record, is_image=files.image, is_document=files.document)
                 for record in records
             ]
+        else:
+            _note_names_of_files(texts or (), files)
         self.records = records
         self._resume = files.resume
         if self._resume and (
@@ -298,6 +301,23 @@ class Invocation:
             f"{self.model}  {counted(result.usage.input_tokens, 'token')}, "
             f"{result.timings.total_seconds * 1000:.1f} ms"
         )
+
+
+def _note_names_of_files(texts: Sequence[str], files: LineFiles) -> None:
+    """Print to stderr if an argument that is sent as a text is the name of a file."""
+    for text in texts:
+        suffix = os.path.splitext(text)[1].lower()
+        if not suffix or not os.path.isfile(text):
+            continue
+        if suffix in SUFFIXES:
+            option = "--input"
+        elif suffix in IMAGES:
+            option = "--image"
+        elif suffix in DOCUMENTS and isinstance(files, VectorFiles):
+            option = "--document"
+        else:
+            continue
+        note(f"{text} is sent as a text, and is also the name of a file: {option} reads the file")
 
 
 def _note_truncated(texts: int, *, is_query: bool = False) -> None:

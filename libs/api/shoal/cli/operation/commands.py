@@ -106,7 +106,10 @@ def _evict(open_client: OpenClient, model: ModelId, as_json: Json = False) -> No
 @connected
 def _pin(open_client: OpenClient, model: ModelId, as_json: Json = False) -> None:
     """Keep a model resident where it is."""
-    _report_state(open_client().models.pin(model), as_json)
+    found = open_client().models.pin(model)
+    _report_state(found, as_json)
+    if not any(place.pinned for place in found.places):
+        note(f"no worker has it in memory, so nothing is pinned: `shoal models load {model}` first")
 
 
 @models.command("unpin")

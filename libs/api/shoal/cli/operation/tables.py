@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.console import show, size, table
+from shoal.cli.console import facts, show, size, table
 from shoal.status import (
     LaneStatus,
     Model,
@@ -169,10 +169,8 @@ def _progress(place: ModelPlace) -> str:
 
 
 def show_model(model: Model) -> None:
-    facts = Table(
-        show_header=False, box=None, title=model.model, title_justify="left", title_style="bold"
-    )
-    facts.add_row("state", _state(model))
+    found = facts(model.model)
+    found.add_row("state", _state(model))
     if model.card is not None:
         card = model.card
         for name, value in (
@@ -189,11 +187,11 @@ def show_model(model: Model) -> None:
             ("labels", ", ".join(card.labels)),
         ):
             if value:
-                facts.add_row(name, value)
-    facts.add_row("queued", f"{model.queued_tokens:,} tokens")
+                found.add_row(name, value)
+    found.add_row("queued", f"{model.queued_tokens:,} tokens")
     if model.last_error:
-        facts.add_row("last error", Text(model.last_error, style="red"))
-    show(facts)
+        found.add_row("last error", Text(model.last_error, style="red"))
+    show(found)
     if model.places:
         show(_places_table(model))
 
