@@ -20,7 +20,7 @@ from libs.documents.text_size import TextBudget
 from libs.embedding_id import check_expected
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, QueueFull
 from libs.queue import QueuedJob
-from libs.serving import Call, Deadline, current_call
+from libs.serving import Call, Deadline, StreamCall, current_call
 from libs.telemetry import traces
 from libs.telemetry.logs import MODEL
 from services.router.admission import control
@@ -84,6 +84,17 @@ class _Price:
     @property
     def tokens(self) -> int:
         return sum(self.costs) + self.repeated
+
+
+def stream_calls(
+    servicer: inference_pb2_grpc.InferenceServiceServicer,
+) -> dict[str, StreamCall]:
+    """Return the calls that Multiplex carries."""
+    return {
+        "encode": StreamCall("Encode", pb.EncodeRequest, servicer.Encode),
+        "score": StreamCall("Score", pb.ScoreRequest, servicer.Score),
+        "extract": StreamCall("Extract", pb.ExtractRequest, servicer.Extract),
+    }
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
@@ -243,7 +254,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     def Multiplex(
         self, request_iterator: AsyncIterator[multiplex_pb2.MultiplexRequest], context: Rpc
     ) -> AsyncIterator[multiplex_pb2.MultiplexResponse]:
-        """Never called: the interceptor unpacks the stream and answers each call separately."""
+        """Never called: the interceptor answers each of the `stream_calls` separately."""
         raise NotImplementedError("libs/serving/calls/multiplex.py serves it")
 
     async def _resolve(self, request: Request) -> pb.ResolvedAlias | None:
