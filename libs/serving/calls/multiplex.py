@@ -49,6 +49,11 @@ _MAX_BYTES_PER_STREAM: Final = 16 << 20
 _ANSWER_BYTES: Final = 1 << 20
 """A message takes further answers until it reaches this size."""
 
+_TEXT_LIMITS: Final = (
+    ("request_id", REQUEST_ID_CHARACTERS),
+    ("traceparent", TRACEPARENT_CHARACTERS),
+    ("tracestate", TRACESTATE_CHARACTERS),
+)
 _TRACESTATE: Final = "tracestate"
 _PER_CALL_METADATA: Final = frozenset({REQUEST_ID_HEADER, TRACEPARENT, _TRACESTATE})
 """Metadata that is specific to a call."""
@@ -314,16 +319,12 @@ def _check(request: pb.MultiplexRequest) -> None:
             field="calls",
         )
     for index, call in enumerate(request.calls):
-        for name, value, most in (
-            ("request_id", call.request_id, REQUEST_ID_CHARACTERS),
-            ("traceparent", call.traceparent, TRACEPARENT_CHARACTERS),
-            ("tracestate", call.tracestate, TRACESTATE_CHARACTERS),
-        ):
-            if len(value) > most:
+        for name, most in _TEXT_LIMITS:
+            length = len(getattr(call, name))
+            if length > most:
                 path = f"calls[{index}].{name}"
                 raise InvalidInput(
-                    f"{path} has {len(value):,} characters; at most {most:,} are allowed",
-                    field=path,
+                    f"{path} has {length:,} characters; at most {most:,} are allowed", field=path
                 )
 
 
