@@ -38,7 +38,7 @@ close their connection in order: these keep it for 75 s more.
 MAX_GROUPS: Final = 100
 """Credentials and tenants of one channel beyond which further ones are unary calls of a client."""
 
-_CALL_BYTES: Final = 256
+_CALL_OVERHEAD_BYTES: Final = 256
 """Counted for each call in addition to its request, so that also the calls of a message are bounded
 (a router accepts 10,000).
 """
@@ -136,7 +136,7 @@ class Stream:
 
     def _post(self, size: int, **fields: Any) -> None:
         self._outbox.calls.add(**fields)
-        self._unwritten_bytes += size + _CALL_BYTES
+        self._unwritten_bytes += size + _CALL_OVERHEAD_BYTES
         self._news.set()
 
     def _expire(self, answer: asyncio.Future[bytes]) -> None:
