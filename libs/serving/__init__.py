@@ -10,6 +10,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from libs.serving.calls.call import Call, current_call
 from libs.serving.calls.deadline import Deadline
+from libs.serving.calls.multiplex import StreamCall
 from libs.serving.security.identity import Identity
 from libs.serving.security.settings import Security
 from libs.serving.server import LIVENESS, Server, Service, serving
@@ -22,6 +23,7 @@ __all__ = [
     "Security",
     "Server",
     "Service",
+    "StreamCall",
     "current_call",
     "serving",
 ]

@@ -27,6 +27,7 @@ from libs.serving.calls.decode import (
 )
 from libs.serving.calls.guard import Guard
 from libs.serving.calls.interceptor import Interceptor
+from libs.serving.calls.multiplex import StreamCall
 from libs.serving.reflection import add_reflection
 from libs.serving.security.authentication import Authenticator
 from libs.serving.security.settings import Security, check_exposure, is_loopback
@@ -103,7 +104,9 @@ class Service:
     request_bytes: int = MAX_REQUEST_BYTES
     """Maximum bytes of a request."""
     method_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Maximum bytes of a request, for methods (`Pull`) with a separate limit."""
+    """Maximum bytes of a request, for methods and calls (`Pull`) with a separate limit."""
+    stream_calls: Mapping[str, StreamCall] = field(default_factory=dict)
+    """The calls that its method `Multiplex` carries, by the field of MultiplexedCall."""
 
     @property
     def limits(self) -> dict[str, int]:
@@ -234,6 +237,7 @@ async def serving(
         [service.name for service in services if service.is_internal],
         authenticator,
         {name: most for service in services for name, most in service.limits.items()},
+        {f"/{one.name}/Multiplex": one.stream_calls for one in services if one.stream_calls},
     )
     server = Server(
         _grpc_server(services, interceptor, connection_seconds), interceptor, [*names, *health]

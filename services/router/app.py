@@ -25,6 +25,7 @@ from libs.queue.queue_position import QueuePositions
 from libs.queue.rates import Rates
 from libs.serving import Service, serving
 from libs.serving.calls.decode import SMALL_REQUEST_BYTES
+from libs.serving.calls.multiplex import MAX_STREAM_MESSAGE_BYTES
 from libs.telemetry.exposition import serving_metrics
 from services.router.admission.controller import AdmissionController
 from services.router.admission.queue_positions import QueuePositionReader
@@ -44,7 +45,7 @@ from services.router.operators.aliases import AliasService
 from services.router.operators.callers import CallerService
 from services.router.operators.mesh import MeshService
 from services.router.operators.models import ModelService
-from services.router.service import InferenceService
+from services.router.service import InferenceService, stream_calls
 from services.router.settings import Settings
 from services.router.state.background import Background
 from services.router.state.membership import Membership
@@ -282,7 +283,12 @@ def _services(settings: Settings, router: Router) -> list[Service]:
     add_mesh = partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, mesh)
     add_workers = partial(worker_pb2_grpc.add_WorkerServiceServicer_to_server, router.workers)
     return [
-        Service("shoal.v1.InferenceService", add_inference),
+        Service(
+            "shoal.v1.InferenceService",
+            add_inference,
+            method_bytes={"Multiplex": MAX_STREAM_MESSAGE_BYTES},
+            stream_calls=stream_calls(router.inference),
+        ),
         Service("shoal.v1.CallerService", add_callers, request_bytes=SMALL_REQUEST_BYTES),
         Service("shoal.v1.ModelService", add_models, request_bytes=SMALL_REQUEST_BYTES),
         Service("shoal.v1.AliasService", add_aliases, request_bytes=SMALL_REQUEST_BYTES),
@@ -292,5 +298,6 @@ def _services(settings: Settings, router: Router) -> list[Service]:
             add_workers,
             is_internal=True,
             method_bytes=report_limits.METHODS,
+            stream_calls=router.workers.stream_calls(),
         ),
     ]

@@ -19,11 +19,11 @@ from libs.aliases import AliasStore
 from libs.documents.text_size import TextBudget
 from libs.embedding_id import check_expected
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, QueueFull
-from libs.queue import QueuedJob
-from libs.serving import Call, Deadline, current_call
+from libs.queue import Priority, QueuedJob
+from libs.serving import Call, Deadline, StreamCall, current_call
 from libs.telemetry import traces
 from libs.telemetry.logs import MODEL
-from services.router.admission import control
+from services.router.admission import pricing, rules, splitting
 from services.router.admission.controller import AdmissionContext, AdmissionController
 from services.router.admission.routing.routes import Target, refuse_pool
 from services.router.admission.validation import answer_bounds
@@ -113,6 +113,17 @@ class _Price:
     @property
     def tokens(self) -> int:
         return sum(self.costs) + self.repeated
+
+
+def stream_calls(
+    servicer: inference_pb2_grpc.InferenceServiceServicer,
+) -> dict[str, StreamCall]:
+    """Return the calls that Multiplex carries."""
+    return {
+        "encode": StreamCall("Encode", pb.EncodeRequest, servicer.Encode),
+        "score": StreamCall("Score", pb.ScoreRequest, servicer.Score),
+        "extract": StreamCall("Extract", pb.ExtractRequest, servicer.Extract),
+    }
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
@@ -222,7 +233,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     def Multiplex(
         self, request_iterator: AsyncIterator[multiplex_pb2.MultiplexRequest], context: Rpc
     ) -> AsyncIterator[multiplex_pb2.MultiplexResponse]:
-        """Never called: the interceptor unpacks the stream and answers each call separately."""
+        """Never called: the interceptor answers each of the `stream_calls` separately."""
         raise NotImplementedError("libs/serving/calls/multiplex.py serves it")
 
     async def _respond(
@@ -287,7 +298,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         while True:
             remaining = deadline.remaining(loop.time())
             context = await self._admission.gather(
-                target, control.priority_name(request.priority), call.tenant, remaining, failed
+                target, _priority_name(request.priority), call.tenant, remaining, failed
             )
             price = await _maybe_in_thread(
                 len(call.body), partial(_price, request, check, context, call, whole=whole)
@@ -360,11 +371,11 @@ def _price(
     card = snapshot.card(request.model)
     sizes = check(request, card)
     refuse_pool(request.pool, context.routes, snapshot)
-    control.refuse_broken(context.lane, snapshot)
+    rules.refuse_broken(context.lane, snapshot)
     if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest):
         answer_bounds.check_tokens(request, card, readable=call.answer_bytes)
-        return _Price(control.price_reading(sizes), 0, sizes.read)
-    costs, repeated = control.price(sizes, card, request.truncation)
+        return _Price(pricing.price_reading(sizes), 0, sizes.read)
+    costs, repeated = pricing.price(sizes, card, request.truncation)
     answer_bytes = max_chunks = 0
     if isinstance(request, pb.EncodeRequest):
         is_streamed, readable = not whole, call.answer_bytes
@@ -393,17 +404,17 @@ def _plan(
 ) -> Plan:
     """Split an admitted request into jobs. Pure."""
     lane = context.lane
-    target = control.job_target(price.tokens, lane, context.snapshot)
-    parts, shared = control.parts(price.costs, price.read, target, price.repeated), None
+    target = splitting.job_target(price.tokens, lane, context.snapshot)
+    parts, shared = splitting.parts(price.costs, price.read, target, price.repeated), None
     if len(parts) > 1:
         shared = codec.without_items(request)
-        most = control.max_jobs(len(call.body), shared.ByteSize())
+        most = splitting.max_jobs(len(call.body), shared.ByteSize())
         if len(parts) > most:
-            parts = control.parts(price.costs, price.read, target, price.repeated, most)
-    digest = control.request_digest(
+            parts = splitting.parts(price.costs, price.read, target, price.repeated, most)
+    digest = splitting.request_digest(
         call.tenant, call.request_id, call.method, request.model, call.body
     )
-    ids = [control.job_id(digest, part) for part in parts]
+    ids = [splitting.job_id(digest, part) for part in parts]
     weight, deadline_ms = context.tenant.weight, context.now_ms + int(context.seconds * 1000)
     share = answer_bounds.item_share(request, len(call.body), call.answer_bytes)
     stamp = JobHeader(
@@ -446,6 +457,10 @@ def _adapter(request: Request) -> str:
     name none.
     """
     return "" if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest) else request.adapter
+
+
+def _priority_name(priority: pb.Priority) -> Priority:
+    return "bulk" if priority == pb.PRIORITY_BULK else "interactive"
 
 
 def _deadline_seconds(client_seconds: float | None, default_seconds: float) -> float:

@@ -37,6 +37,7 @@ from shoal.v1 import (
 
 from services.router.lanes.chunks import split
 from tests.api import wire
+from tests.api.fake_multiplex import Handler, multiplex
 
 DIMENSIONS = 12
 VOCABULARY = 200
@@ -313,9 +314,12 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     def Multiplex(
         self, request_iterator: Any, context: Any
     ) -> Iterator[multiplex_pb2.MultiplexResponse]:
-        """Answer as a router that is older than the method."""
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
-        return iter(())
+        handlers: dict[str, Handler] = {
+            "encode": (inference_pb2.EncodeRequest, self.Encode),
+            "score": (inference_pb2.ScoreRequest, self.Score),
+            "extract": (inference_pb2.ExtractRequest, self.Extract),
+        }
+        return multiplex(handlers, request_iterator, context)
 
     def Score(
         self, request: inference_pb2.ScoreRequest, context: Any

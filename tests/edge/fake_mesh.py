@@ -33,6 +33,7 @@ from shoal.v1 import inference_pb2 as pb
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity, PermissionDenied, Unauthenticated
 from libs.serving import Security, Service, serving
 from services.router.operators.callers import CallerService
+from services.router.service import stream_calls
 from tests.edge.parts import dense, ragged, scores, sparse, tokenized
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -333,9 +334,7 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
         yield pb.ExtractStreamResponse(response=answer)
 
     def Multiplex(self, request_iterator: Any, context: Context) -> Any:
-        """Unused: an interceptor serves this method."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        raise NotImplementedError
+        raise NotImplementedError("the interceptor answers the calls of the stream")
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         await self._enter("Score", request, context)
@@ -674,10 +673,12 @@ async def routing(fake: FakeMesh, security: Security | None = None) -> AsyncIter
     Args:
         security: The credentials of callers, checked as by a router.
     """
+    inference = FakeInference(fake)
     services = [
         Service(
             "shoal.v1.InferenceService",
-            partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, FakeInference(fake)),
+            partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, inference),
+            stream_calls=stream_calls(inference),
         ),
         Service(
             "shoal.v1.CallerService",

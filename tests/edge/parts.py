@@ -24,6 +24,7 @@ from services.edge.app import running
 from services.edge.routers import PROBE_ID
 from services.edge.settings import Settings
 from services.router.operators.callers import CallerService
+from services.router.service import stream_calls
 
 MODEL = "org/model"
 WIDTH = 8
@@ -124,9 +125,7 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         )
 
     def Multiplex(self, request_iterator: Any, context: Context) -> Any:
-        """Unused: an interceptor serves this method."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        raise NotImplementedError
+        raise NotImplementedError("the interceptor answers the calls of the stream")
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         await self.script.note(request, context)
@@ -228,10 +227,12 @@ def card(model: str = MODEL, **more: Any) -> models_pb2.Model:
 @asynccontextmanager
 async def routing(script: Script, security: Security | None = None) -> AsyncIterator[str]:
     """Serve a router's services at the yielded address."""
+    inference = Inference(script)
     services = [
         Service(
             "shoal.v1.InferenceService",
-            partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, Inference(script)),
+            partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, inference),
+            stream_calls=stream_calls(inference),
         ),
         Service(
             "shoal.v1.CallerService",

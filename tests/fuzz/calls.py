@@ -18,7 +18,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from shoal.v1 import inference_pb2 as pb
-from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
+from shoal.v1 import mesh_pb2, models_pb2, multiplex_pb2, worker_pb2
 
 from libs.models import EncodeResult, EncodeWork, load_model
 from libs.versions import WIRE_VERSION
@@ -50,7 +50,6 @@ _TOLD: Final = (
 )
 """These errors must have details, or a client cannot find the cause."""
 _SECONDS: Final = {
-    "Pull": 0.2,
     "LoadModel": 0.2,
     "Encode": 0.5,
     "EncodeStream": 0.5,
@@ -92,6 +91,21 @@ def _bases(kind: type[Message]) -> list[Message]:
     reference = externalscaler_pb2.ScaledObjectRef(
         name="n", namespace="s", scalerMetadata={"pool": "cpu"}
     )
+    pull = worker_pb2.PullRequest(
+        wire_version=WIRE_VERSION,
+        worker_id="x1",
+        epoch="e",
+        pool="fuzz",
+        lanes=[lane],
+        budget_tokens=100,
+        budget_jobs=1,
+    )
+    complete = worker_pb2.CompleteRequest(
+        worker_id="x1",
+        lane=lane,
+        batch_id="b-1",
+        jobs=[worker_pb2.CompletedJob(job_id="j-1", result=b"x")],
+    )
     known: list[Message] = [
         pb.EncodeRequest(model=MODEL, items=items),
         pb.ScoreRequest(model=MODEL, query=query, documents=items),
@@ -106,20 +120,11 @@ def _bases(kind: type[Message]) -> list[Message]:
         models_pb2.EvictModelRequest(model=MODEL),
         models_pb2.PinModelRequest(model=MODEL, pinned=True),
         mesh_pb2.ExplainPlacementRequest(model=MODEL),
-        worker_pb2.PullRequest(
-            wire_version=WIRE_VERSION,
-            worker_id="x1",
-            epoch="e",
-            pool="fuzz",
-            lanes=[lane],
-            budget_tokens=100,
-            budget_jobs=1,
-        ),
-        worker_pb2.CompleteRequest(
-            worker_id="x1",
-            lane=lane,
-            batch_id="b-1",
-            jobs=[worker_pb2.CompletedJob(job_id="j-1", result=b"x")],
+        multiplex_pb2.MultiplexRequest(
+            calls=[
+                multiplex_pb2.MultiplexedCall(number=1, pull=pull.SerializeToString()),
+                multiplex_pb2.MultiplexedCall(number=2, complete=complete.SerializeToString()),
+            ]
         ),
         worker_pb2.HeartbeatRequest(
             wire_version=WIRE_VERSION,
@@ -157,12 +162,16 @@ def _tamed(number: int, data: bytes) -> bytes:
     pool.
     """
     request = messages.parsed(_KINDS[number], data)
-    if isinstance(request, worker_pb2.PullRequest):
-        kept = [lane for lane in request.lanes if (lane.pool, lane.model) != ("cpu", MODEL)]
-        del request.lanes[:]
-        request.lanes.extend(kept)
-        if request.pool == "cpu":
-            request.pool = "fuzz"
+    if isinstance(request, multiplex_pb2.MultiplexRequest):
+        for call in request.calls:
+            pull = messages.parsed(worker_pb2.PullRequest, call.pull)
+            if call.WhichOneof("call") == "pull" and isinstance(pull, worker_pb2.PullRequest):
+                kept = [lane for lane in pull.lanes if (lane.pool, lane.model) != ("cpu", MODEL)]
+                del pull.lanes[:]
+                pull.lanes.extend(kept)
+                if pull.pool == "cpu":
+                    pull.pool = "fuzz"
+                call.pull = pull.SerializeToString()
     elif isinstance(request, worker_pb2.HeartbeatRequest):
         if request.worker_id == WORKER or request.pool == "cpu":
             request.worker_id, request.pool = "x3", "fuzz"

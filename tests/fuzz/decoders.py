@@ -32,7 +32,7 @@ from libs.fleet.snapshot import WorkerRecord
 from libs.queue import LaneGauges, LaneKey
 from libs.serving.calls import decode
 from libs.serving.security.tokens import read_tokens
-from services.router.admission import control as admission
+from services.router.admission import pricing, splitting
 from services.router.admission.routing.routes import Routes, choose_lane, why_broken
 from services.router.admission.routing.routes import Target as LaneTarget
 from services.router.admission.tenants import parse_tenants
@@ -150,10 +150,10 @@ def _check_jobs(request: Request, sizes: Sizes, card: models_pb2.ModelCard | Non
     if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest):
         with suppress(InvalidInput):
             answer_bounds.check_tokens(request, card, readable=4 << 20)
-        costs, repeated = admission.price_reading(sizes), 0
+        costs, repeated = pricing.price_reading(sizes), 0
     else:
-        costs, repeated = admission.price(sizes, card, request.truncation)
-    parts = admission.split(costs, 64, repeated)
+        costs, repeated = pricing.price(sizes, card, request.truncation)
+    parts = splitting.split(costs, 64, repeated)
     covered = [index for part in parts for index in range(part.first, part.first + part.count)]
     if covered != list(range(len(sizes.items))):
         raise Broken("the jobs of a request are not its items, each once")
@@ -519,9 +519,9 @@ def _decide(fleet: FleetSnapshot) -> None:
         failure = why_broken(lane, fleet)
         if failure is not None:
             codec.failed(codec.from_failure(failure))
-        admission.job_target(10_000, lane, fleet)
+        splitting.job_target(10_000, lane, fleet)
         sizes = Sizes([100, 1 << 26], per_sequence_bytes=10, per_job_bytes=10)
-        admission.price(sizes, fleet.card(lane.model), pb.TRUNCATION_UNSPECIFIED)
+        pricing.price(sizes, fleet.card(lane.model), pb.TRUNCATION_UNSPECIFIED)
         for worker_id, worker in fleet.workers.items():
             score(worker, lane.model, busy[worker_id])
     for model in known_models(fleet, _GAUGES):

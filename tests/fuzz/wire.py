@@ -29,7 +29,7 @@ _LINGERING: Final = 100
 _PATHS: Final = (
     "/shoal.v1.InferenceService/Encode",
     "/grpc.health.v1.Health/Check",
-    "/shoal.v1.WorkerService/Pull",
+    "/shoal.v1.WorkerService/Heartbeat",
     "/x",
     "*",
     "",

@@ -23,7 +23,7 @@ import shoal
 from redis.asyncio import Redis
 from shoal import errors
 from shoal.cli.main import build
-from shoal.v1 import worker_pb2, worker_pb2_grpc
+from shoal.v1 import worker_pb2
 from typer.testing import CliRunner
 
 from libs.queue import connect
@@ -31,6 +31,7 @@ from libs.queue.connection.acl import ROUTER, SCHEDULER, acl_file
 from libs.versions import WIRE_VERSION
 from services.local.trust.certificates import Party, caller_variables, issue_all, server_variables
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.router.parts import worker_stub
 from tests.support import keda_wire
 from tests.support.acl import refusals
 from tests.support.certificates import Certificates
@@ -242,7 +243,7 @@ async def test_certificate_is_valid_only_for_its_role(mesh: Mesh) -> None:
     await asyncio.to_thread(use)
 
     def work(channel: Any) -> Any:
-        return worker_pb2_grpc.WorkerServiceStub(channel).Pull(pull, timeout=60)
+        return worker_stub(channel).Pull(pull)
 
     def scale(channel: Any) -> Any:
         return keda_wire.method(channel, "GetMetricSpec")(

@@ -11,12 +11,13 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2
+from shoal.transport import multiplex
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import (
     inference_pb2_grpc,
@@ -24,6 +25,7 @@ from shoal.v1 import (
     mesh_pb2_grpc,
     models_pb2,
     models_pb2_grpc,
+    multiplex_pb2,
     tensor_pb2,
     worker_pb2,
     worker_pb2_grpc,
@@ -39,6 +41,7 @@ from services.router.app import running
 from services.router.settings import Settings
 
 MODEL = "tests/embedder"
+CALL_SECONDS = 600.0
 EMBEDS = (models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE)
 
 Contents = TypeVar("Contents", bound=Message)
@@ -351,14 +354,80 @@ class FakeWorker:
                 await asyncio.sleep(0.05)
 
 
-def worker_stub(channel: grpc.aio.Channel) -> worker_pb2_grpc.WorkerServiceAsyncStub:
-    return cast(
-        "worker_pb2_grpc.WorkerServiceAsyncStub", worker_pb2_grpc.WorkerServiceStub(channel)
-    )
+class WorkerStub:
+    """WorkerService, with a method for each call of its stream too."""
+
+    def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> None:
+        stub = cast(
+            "worker_pb2_grpc.WorkerServiceAsyncStub", worker_pb2_grpc.WorkerServiceStub(channel)
+        )
+        self.Heartbeat = stub.Heartbeat
+        self.Connect = stub.Connect
+        self.Multiplex = stub.Multiplex
+        self._metadata = metadata
+
+    def Pull(self, request: worker_pb2.PullRequest) -> asyncio.Task[worker_pb2.PullResponse]:
+        return asyncio.create_task(self._call("pull", request, worker_pb2.PullResponse))
+
+    def Complete(
+        self, request: worker_pb2.CompleteRequest
+    ) -> asyncio.Task[worker_pb2.CompleteResponse]:
+        return asyncio.create_task(self._call("complete", request, worker_pb2.CompleteResponse))
+
+    async def _call(self, kind: str, request: Message, response: type[Contents]) -> Contents:
+        stream = multiplex.Stream(self.Multiplex(metadata=self._metadata))
+        try:
+            return response.FromString(
+                await stream.call(kind, request.SerializeToString(), CALL_SECONDS)
+            )
+        finally:
+            await stream.close()
+
+
+def worker_stub(
+    channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()
+) -> WorkerStub:
+    return WorkerStub(channel, metadata)
 
 
 def mesh_stub(channel: grpc.aio.Channel) -> mesh_pb2_grpc.MeshServiceAsyncStub:
     return cast("mesh_pb2_grpc.MeshServiceAsyncStub", mesh_pb2_grpc.MeshServiceStub(channel))
+
+
+class Stream:
+    """The peer's side of one stream. `service`: the stub that has `Multiplex`."""
+
+    def __init__(self, service: Any, *metadata: tuple[str, str]) -> None:
+        self._call: Any = service.Multiplex(metadata=metadata)
+
+    async def send(self, *calls: multiplex_pb2.MultiplexedCall) -> None:
+        await self._call.write(multiplex_pb2.MultiplexRequest(calls=calls))
+
+    async def answers(self, count: int) -> dict[int, multiplex_pb2.MultiplexedAnswer]:
+        """The next answers, by number."""
+        found: dict[int, multiplex_pb2.MultiplexedAnswer] = {}
+        async with asyncio.timeout(120):
+            while len(found) < count:
+                response = await self._call.read()
+                assert response is not grpc.aio.EOF, "the stream ended"
+                found |= {one.number: one for one in response.answers}
+        return found
+
+    async def end(self) -> grpc.StatusCode:
+        async with asyncio.timeout(120):
+            try:
+                while await self._call.read() is not grpc.aio.EOF:
+                    pass
+            except grpc.aio.AioRpcError as error:
+                code: grpc.StatusCode = error.code()
+                return code
+            return await self._call.code()
+
+    async def close(self) -> None:
+        await self._call.done_writing()
+
+    def cut(self) -> None:
+        self._call.cancel()
 
 
 async def health(channel: grpc.aio.Channel, service: str = "") -> str:

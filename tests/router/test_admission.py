@@ -15,25 +15,27 @@ from libs.errors import ModelBroken, ModelNotFound, NoCapacity, QueueFull
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneKey, Priority
 from libs.queue.queue_position import QueuePosition
-from services.router.admission.control import (
-    MAX_JOBS,
+from services.router.admission.pricing import price
+from services.router.admission.routing.routes import why_broken
+from services.router.admission.rules import (
     MAX_UNKNOWN,
     MAX_UNKNOWN_OF_TENANT,
     PLANNED_TIME_SHARE,
-    Part,
     deadline_message,
-    job_id,
-    job_target,
     may_be_late,
-    price,
     refuse_broken,
     refuse_late,
     refuse_over_quota,
     refuse_unknown,
+)
+from services.router.admission.splitting import (
+    MAX_JOBS,
+    Part,
+    job_id,
+    job_target,
     request_digest,
     split,
 )
-from services.router.admission.routing.routes import why_broken
 from services.router.admission.validation.requests import check_extract
 from services.router.admission.validation.sizes import Sizes
 from services.router.state.throughput import Neighbour, Throughput

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -222,7 +223,8 @@ async def test_outdated_workers_are_refused_with_upgrade_advice(
     monkeypatch.setattr(pull, "check_worker", partial(check_worker, oldest=WIRE_VERSION + 3))
     async with router(redis_url) as client:
         stub = worker_stub(client.channel)
-        for call in (stub.Pull(asking()), stub.Heartbeat(beating())):
+        calls: tuple[Awaitable[object], ...] = (stub.Pull(asking()), stub.Heartbeat(beating()))
+        for call in calls:
             refusal = await refused(call)
             assert (refusal.code, refusal.reason) == (
                 grpc.StatusCode.FAILED_PRECONDITION,

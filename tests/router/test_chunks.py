@@ -9,7 +9,7 @@ from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
 
 from libs.documents.text_size import PDF_PAGE_BYTES, TEXT_FACTOR, TextBudget
 from libs.errors import InternalError, InvalidInput, TaskNotSupported
-from services.router.admission import control
+from services.router.admission import pricing, splitting
 from services.router.admission.validation import answer_bounds
 from services.router.admission.validation.requests import (
     TEXT_LAYER_TOKENS,
@@ -152,8 +152,8 @@ def test_documents_cost_their_pages_and_estimated_text() -> None:
     sizes = check_encode(request(documented(last=40), max_tokens=100), reads_documents())
     assert (sizes.items, sizes.chunks) == ([40 * PDF_PAGE_BYTES], [40 * PDF_PAGE_BYTES // 400 + 1])
     assert sizes.read == [40 * PDF_PAGE_BYTES + len(PDF)]
-    costs, _ = control.price(sizes, known, pb.TRUNCATION_END)
-    text = 40 * PDF_PAGE_BYTES // 4 + sizes.chunks[0] * control.SPECIAL_TOKENS
+    costs, _ = pricing.price(sizes, known, pb.TRUNCATION_END)
+    text = 40 * PDF_PAGE_BYTES // 4 + sizes.chunks[0] * pricing.SPECIAL_TOKENS
     assert costs == [text + 40 * TEXT_LAYER_TOKENS]
     whole = check_encode(request(documented()), reads_documents())
     assert whole.items == [1 << 20], "without a last page all of the file's bytes may be text"
@@ -173,7 +173,7 @@ def test_jobs_have_their_share_of_the_pages_and_text_that_documents_may_have() -
     pages = [budget.pages for budget in sizes.budgets]
     assert pages == [24, 250, 250, 250, 250, 0], "1,024 pages in all"
     stamp = codec.JobHeader("r", 2000, 1000, budgets=sizes.budgets, max_chunks=7)
-    halves = [control.Part(0, 2, 1), control.Part(2, 4, 1)]
+    halves = [splitting.Part(0, 2, 1), splitting.Part(2, 4, 1)]
     jobs = [
         worker_pb2.Job.FromString(payload)
         for payload in codec.job_payloads(asked, halves, ["a", "b"], stamp)
@@ -195,7 +195,7 @@ def test_estimate_of_a_documents_text_refuses_no_answer(last: int) -> None:
     known.dimensions = 1024
     asked = request(documented(last=last), max_tokens=64, return_text=True)
     sizes = check_encode(asked, known)
-    costs, _ = control.price(sizes, known, pb.TRUNCATION_END)
+    costs, _ = pricing.price(sizes, known, pb.TRUNCATION_END)
     answer_bounds.check_divided_texts(
         asked, known, costs, sizes, is_streamed=False, readable=4 << 20
     )
@@ -203,7 +203,7 @@ def test_estimate_of_a_documents_text_refuses_no_answer(last: int) -> None:
     assert (most, answer_bounds.max_chunks(asked, known, most)) == (4 << 20, 1023)
     text = request(pb.Item(text="x" * (1 << 20)), max_tokens=64)
     sizes = check_encode(text, known)
-    costs, _ = control.price(sizes, known, pb.TRUNCATION_END)
+    costs, _ = pricing.price(sizes, known, pb.TRUNCATION_END)
     with pytest.raises(InvalidInput, match="call EncodeStream"):
         answer_bounds.check_divided_texts(
             text, known, costs, sizes, is_streamed=False, readable=64 << 20
@@ -264,8 +264,8 @@ def test_long_text_costs_all_of_its_tokens_and_what_chunks_repeat() -> None:
     known = models_pb2.ModelCard(tokens_per_byte=0.25, max_tokens=512)
     plain = check_encode(request(pb.Item(text="x" * 100_000), max_tokens=100), None)
     assert plain.chunks == [251]
-    assert control.price(plain, known, pb.TRUNCATION_END)[0] == [
-        25_000 + 251 * control.SPECIAL_TOKENS
+    assert pricing.price(plain, known, pb.TRUNCATION_END)[0] == [
+        25_000 + 251 * pricing.SPECIAL_TOKENS
     ]
     repeats = check_encode(request(pb.Item(text="x" * 100_000), max_tokens=100, overlap=50), None)
     assert repeats.items == [200_000]
@@ -285,7 +285,7 @@ def test_long_text_costs_all_of_its_tokens_and_what_chunks_repeat() -> None:
     late = request(spanned(*[(0, 1000)] * 50, text="x" * 1000), method=SPANS, late=True)
     late.representations.append(pb.REPRESENTATION_MULTI_VECTOR)
     assert check_encode(late, None).items == [50_000]
-    assert control.price(Sizes([100_000]), known, pb.TRUNCATION_END)[0][0] < 700
+    assert pricing.price(Sizes([100_000]), known, pb.TRUNCATION_END)[0][0] < 700
 
 
 def test_context_of_too_many_chunks_is_refused() -> None:

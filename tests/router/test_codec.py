@@ -10,7 +10,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2, worker_pb2
 
 from libs.errors import InputTooLong, InternalError
-from services.router.admission.control import Part, split
+from services.router.admission.splitting import Part, split
 from services.router.lanes import chunks
 from services.router.lanes.codec import (
     JobHeader,

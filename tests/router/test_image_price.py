@@ -15,7 +15,7 @@ from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.image_size import Size, size_of
-from services.router.admission import control
+from services.router.admission import pricing
 from services.router.admission.validation import image_price, limits
 from services.router.admission.validation.requests import check_encode, check_extract, check_score
 from tests.router.parts import MODEL, card
@@ -129,7 +129,7 @@ def test_padded_texts_cost_their_padded_length() -> None:
     encode = pb.EncodeRequest(
         model=MODEL, items=[pb.Item(text="cat"), shown, pb.Item(text="x" * 400)]
     )
-    assert control.price(check_encode(encode, known), known, pb.TRUNCATION_END)[0] == [
+    assert pricing.price(check_encode(encode, known), known, pb.TRUNCATION_END)[0] == [
         64,
         196 + 2,
         64,
@@ -137,10 +137,10 @@ def test_padded_texts_cost_their_padded_length() -> None:
     asked = check_score(
         pb.ScoreRequest(model=MODEL, query=pb.Item(text="cat"), documents=[shown]), known
     )
-    assert control.price(asked, known, pb.TRUNCATION_END) == ([196 + 2], 64)
+    assert pricing.price(asked, known, pb.TRUNCATION_END) == ([196 + 2], 64)
     task = pb.ClassifyTask(labels=["cat", "dog", "cow"])
     labels = check_extract(pb.ExtractRequest(model=MODEL, items=[shown], classify=task), known)
-    assert control.price(labels, known, pb.TRUNCATION_END) == ([196 + 2], 3 * 64)
+    assert pricing.price(labels, known, pb.TRUNCATION_END) == ([196 + 2], 3 * 64)
 
 
 def test_admission_prices_texts_and_images_separately() -> None:
@@ -150,10 +150,10 @@ def test_admission_prices_texts_and_images_separately() -> None:
     sizes = check_encode(request, begin_pull())
     assert sizes.items == [100, 0]
     assert sizes.read == [100, len(request.items[1].image.data)]
-    costs, once = control.price(sizes, begin_pull(), pb.TRUNCATION_END)
+    costs, once = pricing.price(sizes, begin_pull(), pb.TRUNCATION_END)
     assert (costs, once) == ([32, 52], 0)
     score = pb.ScoreRequest(model=MODEL, query=request.items[1], documents=request.items)
-    assert control.price(check_score(score, begin_pull()), begin_pull(), pb.TRUNCATION_END) == (
+    assert pricing.price(check_score(score, begin_pull()), begin_pull(), pb.TRUNCATION_END) == (
         [32, 52],
         50,
     )
@@ -169,8 +169,8 @@ def test_image_is_priced_by_its_pixels_whatever_size_its_model_makes_of_it() -> 
         picture(b"no image"),
     )
     request = pb.EncodeRequest(model=MODEL, items=[bomb, thumbnail, unknown])
-    small = FIXED.max_tokens + control.SPECIAL_TOKENS
-    assert control.price(check_encode(request, begin_pull()), begin_pull(), pb.TRUNCATION_END)[
+    small = FIXED.max_tokens + pricing.SPECIAL_TOKENS
+    assert pricing.price(check_encode(request, begin_pull()), begin_pull(), pb.TRUNCATION_END)[
         0
     ] == [
         small + 49_000_000 // image_price.PIXELS_PER_TOKEN,
@@ -188,9 +188,9 @@ def test_page_is_priced_by_its_dots_per_inch() -> None:
         for dots in (0, 144, 400)
     ]
     request = pb.EncodeRequest(model=MODEL, items=[pb.Item(parts=[part]) for part in parts])
-    default, same, fine = control.price(check_encode(request, read), read, pb.TRUNCATION_END)[0]
-    assert default == same == 3 * (FIXED.max_tokens + 30) + control.SPECIAL_TOKENS
-    assert fine == 3 * (FIXED.max_tokens + 236) + control.SPECIAL_TOKENS
+    default, same, fine = pricing.price(check_encode(request, read), read, pb.TRUNCATION_END)[0]
+    assert default == same == 3 * (FIXED.max_tokens + 30) + pricing.SPECIAL_TOKENS
+    assert fine == 3 * (FIXED.max_tokens + 236) + pricing.SPECIAL_TOKENS
 
 
 def test_item_of_parts_costs_what_they_cost() -> None:
@@ -198,7 +198,7 @@ def test_item_of_parts_costs_what_they_cost() -> None:
     request = pb.EncodeRequest(
         model=MODEL, items=[pb.Item(parts=[pb.Part(text="x" * 98), shown, shown])]
     )
-    assert control.price(check_encode(request, begin_pull()), begin_pull(), pb.TRUNCATION_END)[
+    assert pricing.price(check_encode(request, begin_pull()), begin_pull(), pb.TRUNCATION_END)[
         0
     ] == [132]
 

@@ -19,7 +19,7 @@ from shoal.v1 import mesh_pb2, tensor_pb2, worker_pb2
 
 from libs.errors import InvalidInput, QueueFull
 from services.router import app
-from services.router.admission.control import MAX_UNKNOWN, MAX_UNKNOWN_OF_TENANT
+from services.router.admission.rules import MAX_UNKNOWN, MAX_UNKNOWN_OF_TENANT
 from services.router.in_flight import (
     COPIES,
     EMPTY_REQUEST_BYTES,

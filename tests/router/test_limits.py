@@ -18,8 +18,8 @@ from shoal.v1 import aliases_pb2, inference_pb2_grpc, mesh_pb2, models_pb2
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput, TaskNotSupported
-from services.router.admission import control as admission
-from services.router.admission.validation import limits
+from services.router.admission import pricing, splitting
+from services.router.admission.validation import limits, report_limits
 from services.router.admission.validation.requests import (
     check_encode,
     check_extract,
@@ -86,7 +86,8 @@ def lists_of(message: Descriptor, seen: set[str]) -> Iterator[str]:
 
 
 def test_every_field_of_a_clients_request_that_may_be_long_has_a_limit() -> None:
-    limited = {field for limit in limits.ALL for field in limit.fields}
+    known = (*limits.ALL, *report_limits.ALL)
+    limited = {field for limit in known for field in limit.fields}
     for file in (module.DESCRIPTOR for module in (pb, models_pb2, mesh_pb2, aliases_pb2)):
         for service in file.services_by_name.values():
             for method in service.methods:
@@ -194,7 +195,7 @@ def test_text_before_each_item_counts_for_each() -> None:
     sizes = check_extract(request, card(tasks=[models_pb2.TASK_TEXT]))
     assert (sizes.per_sequence_bytes, sizes.per_job_bytes, sizes.read) == (2000, 2, [5 + 2000] * 3)
     known = models_pb2.ModelCard(tokens_per_byte=0.25)
-    assert admission.price(sizes, known, pb.TRUNCATION_END) == ([503] * 3, 0)
+    assert pricing.price(sizes, known, pb.TRUNCATION_END) == ([503] * 3, 0)
     task.turns[1].text = "a" * 65_000
     request = pb.ExtractRequest(model=MODEL, items=[pb.Item(text="abc")] * 5000, text=task)
     with pytest.raises(InvalidInput, match="send at most 4,"):
@@ -203,12 +204,12 @@ def test_text_before_each_item_counts_for_each() -> None:
 
 def test_truncated_bytes_and_sequences_raise_price() -> None:
     known = models_pb2.ModelCard(tokens_per_byte=0.25, max_tokens=512)
-    (short, long, longest), _ = admission.price(
+    (short, long, longest), _ = pricing.price(
         Sizes([2000, 10_000, 4 << 20]), known, pb.TRUNCATION_END
     )
     assert (short, long) == (502, 519)
     assert 4000 < longest < 5000
-    assert admission.price(Sizes([2000], sequences_per_item=3), known, pb.TRUNCATION_END)[0] == [
+    assert pricing.price(Sizes([2000], sequences_per_item=3), known, pb.TRUNCATION_END)[0] == [
         3 * 502
     ]
 
@@ -218,8 +219,8 @@ def test_truncated_bytes_and_sequences_raise_price() -> None:
 )
 def test_measured_rates_are_clamped(measured: float, counted: float) -> None:
     known = models_pb2.ModelCard(tokens_per_byte=measured)
-    assert admission.price(Sizes([1600]), known, pb.TRUNCATION_END)[0] == [
-        int(counted * 1600) + admission.SPECIAL_TOKENS
+    assert pricing.price(Sizes([1600]), known, pb.TRUNCATION_END)[0] == [
+        int(counted * 1600) + pricing.SPECIAL_TOKENS
     ]
 
 
@@ -231,27 +232,27 @@ def test_jobs_are_small_in_bytes_too_as_far_as_their_number_allows(
     items: list[tuple[int, int]], most: int
 ) -> None:
     costs, read = [cost for cost, _ in items], [size for _, size in items]
-    parts = admission.parts(costs, read, 4096, most=most)
+    parts = splitting.parts(costs, read, 4096, most=most)
     assert [
         index for part in parts for index in range(part.first, part.first + part.count)
     ] == list(range(len(items)))
     assert len(parts) <= most
-    wanted = 2 * sum(max(cost / 4096, size / admission.JOB_BYTES) + 1 for cost, size in items)
+    wanted = 2 * sum(max(cost / 4096, size / splitting.JOB_BYTES) + 1 for cost, size in items)
     for part in parts:
         if wanted < most:
             assert (
                 part.count == 1
-                or sum(read[part.first : part.first + part.count]) <= admission.JOB_BYTES
+                or sum(read[part.first : part.first + part.count]) <= splitting.JOB_BYTES
             )
 
 
 def payloads(request: pb.EncodeRequest) -> list[bytes]:
     """Make the jobs as the router does."""
     sizes = check_encode(request, None)
-    costs, repeated = admission.price(sizes, None, pb.TRUNCATION_END)
+    costs, repeated = pricing.price(sizes, None, pb.TRUNCATION_END)
     shared = codec.without_items(request).ByteSize()
-    most = admission.max_jobs(request.ByteSize(), shared)
-    parts = admission.parts(costs, sizes.read, 1024, repeated, most)
+    most = splitting.max_jobs(request.ByteSize(), shared)
+    parts = splitting.parts(costs, sizes.read, 1024, repeated, most)
     stamp = JobHeader("r" * 36, 2**41, 2**41, "tenant", 1.0, "t" * 55)
     return codec.job_payloads(
         request, parts, [f"{'0' * 32}-{part.first}-{part.count}" for part in parts], stamp
@@ -266,7 +267,7 @@ def test_jobs_take_at_most_twice_what_their_request_does(
         encode_request(*("x" * length for length in lengths)), instruction="i" * instruction
     )
     jobs = payloads(request)
-    assert sum(map(len, jobs)) <= 2 * request.ByteSize() + admission.COPIED_BYTES
+    assert sum(map(len, jobs)) <= 2 * request.ByteSize() + splitting.COPIED_BYTES
     assert len(jobs) > 1 or sum(lengths) < 20_000
 
 
@@ -282,7 +283,7 @@ async def test_long_instruction_is_not_copied_into_hundreds_of_jobs(
         await client.inference.Encode(request)
         assert (
             sum(job.ByteSize() for job in worker.jobs)
-            <= 2 * request.ByteSize() + admission.COPIED_BYTES
+            <= 2 * request.ByteSize() + splitting.COPIED_BYTES
         )
         assert sum(len(job.encode.items) for job in worker.jobs) == 2000
         assert len(worker.jobs) > 1, "others may come in between"

@@ -1,6 +1,4 @@
-"""Many calls of one client on one stream: each behaves like a separate call, and an older router is
-called without a stream.
-"""
+"""Many calls of one client on one stream: each behaves like a separate call."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ from shoal.v1 import multiplex_pb2
 
 from libs.serving import Security
 from libs.serving.calls import multiplex
-from libs.serving.calls.interceptor import Interceptor
 from services.router import app, service
 from services.router.settings import Settings
 from tests.router.parts import (
     MODEL,
     Client,
     FakeWorker,
+    Stream,
     card,
     encode_request,
     router,
@@ -41,48 +39,6 @@ from tests.support.redis import RedisServer
 SECONDS = 120.0
 ID = "00000000000000000000000000000001"
 PARENT = f"00-{ID}-0000000000000001-01"
-
-
-class Stream:
-    """A client's side of one stream."""
-
-    def __init__(self, client: Client, *metadata: tuple[str, str]) -> None:
-        self._call: Any = client.inference.Multiplex(metadata=metadata)
-
-    async def send(self, *calls: multiplex_pb2.MultiplexedCall) -> None:
-        await self._call.write(multiplex_pb2.MultiplexRequest(calls=calls))
-
-    async def answers(self, count: int) -> dict[int, multiplex_pb2.MultiplexedAnswer]:
-        """The next answers, by number."""
-        found: dict[int, multiplex_pb2.MultiplexedAnswer] = {}
-        async with asyncio.timeout(SECONDS):
-            while len(found) < count:
-                response = await self._call.read()
-                assert response is not grpc.aio.EOF, "the stream ended"
-                found |= {one.number: one for one in response.answers}
-        return found
-
-    async def vectors(self, count: int) -> dict[int, bytes]:
-        return {
-            number: pb.EncodeResponse.FromString(one.response).dense.data
-            for number, one in (await self.answers(count)).items()
-        }
-
-    async def end(self) -> grpc.StatusCode:
-        async with asyncio.timeout(SECONDS):
-            try:
-                while await self._call.read() is not grpc.aio.EOF:
-                    pass
-            except grpc.aio.AioRpcError as error:
-                code: grpc.StatusCode = error.code()
-                return code
-            return await self._call.code()
-
-    async def close(self) -> None:
-        await self._call.done_writing()
-
-    def cut(self) -> None:
-        self._call.cancel()
 
 
 def call(number: int, request: Message | str, **more: Any) -> multiplex_pb2.MultiplexedCall:
@@ -108,6 +64,13 @@ def reason(answer: multiplex_pb2.MultiplexedAnswer) -> str:
     return info.reason
 
 
+async def vectors(stream: Stream, count: int) -> dict[int, bytes]:
+    return {
+        number: pb.EncodeResponse.FromString(one.response).dense.data
+        for number, one in (await stream.answers(count)).items()
+    }
+
+
 @asynccontextmanager
 async def serving(redis_url: str, **options: Any) -> AsyncIterator[tuple[Client, FakeWorker]]:
     async with (
@@ -121,7 +84,7 @@ async def test_multiplexed_calls_are_answered_like_separate_calls(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(redis_url) as (client, worker):
-        stream = Stream(client, ("x-shoal-tenant", "green"))
+        stream = Stream(client.inference, ("x-shoal-tenant", "green"))
         score = pb.ScoreRequest(
             model=MODEL, query=pb.Item(text="q"), documents=[pb.Item(text="ab"), pb.Item(text="c")]
         )
@@ -165,7 +128,7 @@ async def test_multiplexed_failure_equals_failure_of_separate_call(redis_url: st
         alone = await status_of(
             client.inference.Encode(wrong, metadata=(("x-request-id", "id-1"),))
         )
-        stream = Stream(client)
+        stream = Stream(client.inference)
         await stream.send(
             call(1, wrong),
             call(2, "fine"),
@@ -194,10 +157,10 @@ async def test_same_request_on_a_stream_and_alone_is_one_job(redis_url: str) -> 
         worker.hold()
         alone = asyncio.create_task(client.encode("text", timeout=SECONDS, request_id="same"))
         await until(lambda: worker.jobs, "the job", timeout=SECONDS)
-        stream = Stream(client)
+        stream = Stream(client.inference)
         await stream.send(call(1, "text", request_id="same"))
         worker.resume()
-        assert await stream.vectors(1) == {1: vector("text")}
+        assert await vectors(stream, 1) == {1: vector("text")}
         assert (await alone).dense.data == vector("text")
         assert len(worker.jobs) == 1
         stream.cut()
@@ -207,7 +170,7 @@ async def test_same_request_on_a_stream_and_alone_is_one_job(redis_url: str) -> 
 async def test_abandoned_call_is_cancelled_at_worker(redis_url: str, how: str) -> None:
     async with serving(redis_url) as (client, worker):
         worker.hold()
-        stream = Stream(client)
+        stream = Stream(client.inference)
         await stream.send(call(1, "leaves"))
         await until(lambda: worker.jobs, "the job", timeout=SECONDS)
         if how == "cancelled":
@@ -228,23 +191,23 @@ async def test_call_has_its_own_deadline(redis_url: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(service, "_deadline_seconds", lambda client, default: client / 100)
     async with serving(redis_url) as (client, worker):
         worker.hold()
-        stream = Stream(client)
+        stream = Stream(client.inference)
         await stream.send(
             call(1, "waits", timeout_seconds=100 * SECONDS), call(2, "late", timeout_seconds=50.0)
         )
         assert reason((await stream.answers(1))[2]) == "DEADLINE_PASSED"
         worker.resume()
-        assert await stream.vectors(1) == {1: vector("waits")}
+        assert await vectors(stream, 1) == {1: vector("waits")}
         stream.cut()
 
 
 async def test_call_that_is_cancelled_before_it_begins_leaves_nothing(redis_url: str) -> None:
     async with serving(redis_url) as (client, _):
-        stream = Stream(client)
+        stream = Stream(client.inference)
         await stream.send(call(1, "never"), cancelling(1), cancelling(9), call(2, "text"))
-        assert await stream.vectors(1) == {2: vector("text")}
+        assert await vectors(stream, 1) == {2: vector("text")}
         await stream.send(call(1, "again"))
-        assert await stream.vectors(1) == {1: vector("again")}
+        assert await vectors(stream, 1) == {1: vector("again")}
         await stream.close()
         assert await stream.end() is grpc.StatusCode.OK
 
@@ -254,25 +217,65 @@ async def test_more_calls_than_may_be_in_progress_wait_for_room(
 ) -> None:
     monkeypatch.setattr(multiplex, "_MAX_CALLS_PER_STREAM", 2)
     async with serving(redis_url) as (client, _):
-        stream = Stream(client)
+        stream = Stream(client.inference)
         await stream.send(*(call(number, f"text {number}") for number in range(20)))
-        assert await stream.vectors(20) == {
+        assert await vectors(stream, 20) == {
             number: vector(f"text {number}") for number in range(20)
         }
         stream.cut()
 
 
-@pytest.mark.parametrize("wrong", ["number", "kind", "traceparent"])
+@pytest.mark.parametrize(
+    "unknown",
+    [multiplex_pb2.MultiplexedCall(number=1), multiplex_pb2.MultiplexedCall(number=1, pull=b"")],
+)
+async def test_call_of_another_kind_fails_alone(
+    redis_url: str, unknown: multiplex_pb2.MultiplexedCall
+) -> None:
+    async with serving(redis_url) as (client, _):
+        stream = Stream(client.inference)
+        await stream.send(unknown)
+        assert reason((await stream.answers(1))[1]) == "INVALID_INPUT"
+        await stream.send(call(2, "fine"))
+        assert await vectors(stream, 1) == {2: vector("fine")}
+        stream.cut()
+
+
+@pytest.mark.parametrize("wrong", ["number", "traceparent"])
 async def test_invalid_message_ends_stream(redis_url: str, wrong: str) -> None:
     async with router(redis_url) as client:
-        stream = Stream(client)
+        stream = Stream(client.inference)
         calls = {
             "number": [call(1, "a"), call(1, "b")],
-            "kind": [multiplex_pb2.MultiplexedCall(number=1)],
             "traceparent": [call(1, "a", traceparent="x" * 257)],
         }
         await stream.send(*calls[wrong])
         assert await stream.end() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_requests_in_progress_stop_the_reading(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiplex, "_MAX_BYTES_PER_STREAM", 10_000)
+    async with serving(redis_url) as (client, worker):
+        worker.hold()
+        stream = Stream(client.inference)
+        for number in range(10):
+            await stream.send(call(number, f"{number}" * 4_000))
+
+        async def jobs() -> int:
+            return (await client.lane()).enqueued_jobs
+
+        async def are_three() -> bool:
+            return await jobs() == 3
+
+        await until(are_three, "the first jobs", timeout=SECONDS)
+        for _ in range(20):
+            await asyncio.sleep(0.02)
+            assert await jobs() == 3, "further calls are not read"
+        worker.resume()
+        assert len(await vectors(stream, 10)) == 10
+        stream.cut()
 
 
 async def test_stream_ends_at_its_age_when_its_calls_are_answered(
@@ -281,12 +284,12 @@ async def test_stream_ends_at_its_age_when_its_calls_are_answered(
     monkeypatch.setattr(multiplex, "MAX_STREAM_SECONDS", 3.0)
     async with serving(redis_url) as (client, worker):
         worker.hold()
-        stream = Stream(client)
+        stream = Stream(client.inference)
         await stream.send(call(1, "text"))
         await until(lambda: worker.jobs, "the job", timeout=SECONDS)
         await asyncio.sleep(3.5)  # the age itself
         worker.resume()
-        assert await stream.vectors(1) == {1: vector("text")}
+        assert await vectors(stream, 1) == {1: vector("text")}
         assert await stream.end() is grpc.StatusCode.OK
 
 
@@ -298,7 +301,7 @@ async def test_drain_answers_what_is_in_flight_and_refuses_the_rest(redis_url: s
         async with router(redis_url, "draining", grace_seconds=SECONDS) as client:
             await client.sees("w1")
             worker.hold()
-            stream = Stream(client)
+            stream = Stream(client.inference)
             await stream.send(call(1, "in flight"))
             await until(lambda: worker.jobs, "the job", timeout=SECONDS)
 
@@ -310,7 +313,7 @@ async def test_drain_answers_what_is_in_flight_and_refuses_the_rest(redis_url: s
                         break
                     number += 1
                 worker.resume()
-                assert await stream.vectors(1) == {1: vector("in flight")}
+                assert await vectors(stream, 1) == {1: vector("in flight")}
 
             task = asyncio.create_task(ending())
         await task
@@ -332,9 +335,9 @@ async def test_token_that_is_revoked_ends_the_stream(server: RedisServer, tmp_pa
     )
     async with app.running(settings) as address:
         client = Client(address)
-        stream = Stream(client, ("authorization", f"Bearer {'b' * 20}"))
+        stream = Stream(client.inference, ("authorization", f"Bearer {'b' * 20}"))
         assert await stream.end() is grpc.StatusCode.PERMISSION_DENIED
-        stream = Stream(client, ("authorization", f"Bearer {'a' * 20}"))
+        stream = Stream(client.inference, ("authorization", f"Bearer {'a' * 20}"))
         await stream.send(call(1, encode_request("a", ""), timeout_seconds=1.0))
         assert (await stream.answers(1))[1].WhichOneof("outcome") == "failure"
         tokens.write_text("tokens:\n" + rows[1])
@@ -357,7 +360,7 @@ async def test_memory_of_answers_is_released(redis_url: str) -> None:
     """Also where the client has left."""
     async with serving(redis_url, in_flight_bytes=1 << 20) as (client, worker):
         for _ in range(5):  # each would take a third of it
-            stream = Stream(client)
+            stream = Stream(client.inference)
             await stream.send(*(call(number, "x" * 10_000) for number in range(5)))
             await stream.answers(5)
             worker.hold()
@@ -378,8 +381,8 @@ def streams_of(client: AsyncClient) -> int:
     transport: Any = client._transport
     return sum(
         len(group.streams)
-        for streams in transport._streams.values()
-        for group in streams._groups.values()
+        for groups in transport._streams._groups.values()
+        for group in groups.values()
     )
 
 
@@ -445,28 +448,6 @@ async def test_calls_of_stopped_router_fail_over(redis_url: str) -> None:
         for number, result in enumerate(await asyncio.gather(*calls)):
             assert result.dense.tobytes() == vector(f"text {number}")
         await asking.close()
-
-
-async def test_older_router_is_called_without_a_stream(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    intercept = Interceptor.intercept_service
-
-    async def before(self: Interceptor, find: Any, details: grpc.HandlerCallDetails) -> Any:
-        return (
-            None if details.method == multiplex.MULTIPLEX else await intercept(self, find, details)
-        )
-
-    monkeypatch.setattr(Interceptor, "intercept_service", before)
-    async with serving(redis_url) as (client, _):
-        assert await Stream(client).end() is grpc.StatusCode.UNIMPLEMENTED
-        async with AsyncClient(client.address, timeout=SECONDS) as asking:
-            results = await asyncio.gather(
-                *(asking.encode(MODEL, [f"text {number}"]) for number in range(20))
-            )
-            assert [result.dense.tobytes() for result in results] == [
-                vector(f"text {number}") for number in range(20)
-            ]
 
 
 async def test_streams_are_replaced(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -16,12 +17,11 @@ from libs.versions import WIRE_VERSION
 from services.router import app
 from services.router.settings import Settings
 from tests.router.parts import MODEL, FakeWorker, card, router, until, vector, worker_stub
-from tests.serving.parts import PULL, Caller, connected
+from tests.serving.parts import Caller, connected
 from tests.support.redis import RedisServer
 
 OK, DENIED = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED
 HEARTBEAT = "/shoal.v1.WorkerService/Heartbeat"
-COMPLETE = "/shoal.v1.WorkerService/Complete"
 POOL_A, POOL_B = "token-of-pool-a-0123", "token-of-pool-b-0123"
 
 
@@ -38,23 +38,22 @@ def beat(
     )
 
 
-def said_of(worker_id: str) -> dict[str, object]:
-    """All that a worker says under an id, by method."""
-    return {
-        HEARTBEAT: beat(worker_id),
-        PULL: worker_pb2.PullRequest(
-            wire_version=WIRE_VERSION,
-            worker_id=worker_id,
-            epoch="e",
-            pool="cpu",
-            budget_tokens=1,
-            budget_jobs=1,
-            batch_id="e-1",
-        ),
-        COMPLETE: worker_pb2.CompleteRequest(
-            worker_id=worker_id, lane=worker_pb2.Lane(pool="cpu", model="o/m"), batch_id="e-1"
-        ),
-    }
+def pull(worker_id: str) -> worker_pb2.PullRequest:
+    return worker_pb2.PullRequest(
+        wire_version=WIRE_VERSION,
+        worker_id=worker_id,
+        epoch="e",
+        pool="cpu",
+        budget_tokens=1,
+        budget_jobs=1,
+        batch_id="e-1",
+    )
+
+
+def complete(worker_id: str) -> worker_pb2.CompleteRequest:
+    return worker_pb2.CompleteRequest(
+        worker_id=worker_id, lane=worker_pb2.Lane(pool="cpu", model="o/m"), batch_id="e-1"
+    )
 
 
 @pytest.fixture
@@ -67,8 +66,22 @@ async def tokens(tmp_path: Path) -> Path:
     return path
 
 
+async def code_of(call: Awaitable[object]) -> grpc.StatusCode:
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return OK
+
+
 async def codes(caller: Caller, worker_id: str) -> set[grpc.StatusCode]:
-    return {await caller.code(method, request) for method, request in said_of(worker_id).items()}
+    """Return the statuses of all kinds of calls under an id."""
+    stub = worker_stub(caller.channel, tuple(caller.metadata))
+    return {
+        await caller.code(HEARTBEAT, beat(worker_id)),
+        await code_of(stub.Pull(pull(worker_id))),
+        await code_of(stub.Complete(complete(worker_id))),
+    }
 
 
 async def test_other_workers_batches_cannot_be_answered_or_released(
@@ -136,12 +149,12 @@ async def test_worker_id_belongs_to_one_credential_at_every_router(
         mine, others, elsewhere = callers["a", POOL_A], callers["a", POOL_B], callers["b", POOL_B]
         assert await mine.code(HEARTBEAT, beat("w1")) == OK
         assert await codes(others, "w1") == {DENIED}
+
         # Another router knows it when it has looked at the registry; it must not take the name over
         # before.
-        pull = said_of("w1")[PULL]
-
         async def knows() -> bool:
-            return await elsewhere.code(PULL, pull) == DENIED
+            stub = worker_stub(elsewhere.channel, tuple(elsewhere.metadata))
+            return await code_of(stub.Pull(pull("w1"))) == DENIED
 
         await until(knows)
         assert await codes(elsewhere, "w1") == {DENIED}

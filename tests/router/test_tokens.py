@@ -11,7 +11,7 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs import tokens
 from libs.errors import InvalidInput, TaskNotSupported
-from services.router.admission import control
+from services.router.admission import pricing
 from services.router.admission.validation import limits
 from services.router.admission.validation.answer_bounds import check_tokens
 from services.router.admission.validation.tokens import check_detokenize, check_tokenize
@@ -188,4 +188,4 @@ def test_many_ids_are_bounded_by_what_they_may_become() -> None:
 
 def test_text_is_priced_by_what_it_takes_to_read_it() -> None:
     sizes = check_tokenize(pb.TokenizeRequest(model=MODEL, texts=["", "x" * 10_240]), card())
-    assert control.price_reading(sizes) == [control.SPECIAL_TOKENS, control.SPECIAL_TOKENS + 10]
+    assert pricing.price_reading(sizes) == [pricing.SPECIAL_TOKENS, pricing.SPECIAL_TOKENS + 10]

@@ -151,7 +151,7 @@ async def test_pull_leaves_a_silent_master_for_other_lanes_and_does_not_return_t
     service, wakeups, background = make_service(lanes)
     context: Any = None
     enter_call(Call("Pull", "id", "", b""))
-    waiting = asyncio.create_task(service.Pull(pull_request(), context))
+    waiting = asyncio.create_task(service.pull(pull_request(), context))
     await until(lambda: lanes.pulled == [LANE, OTHER])
     assert wakeups.needs_others(LANE, 1)
     lanes.back.set()
@@ -172,11 +172,11 @@ async def test_batch_of_a_cancelled_pull_is_kept_if_it_is_pulled_again() -> None
     service, _, background = make_service(lanes)
     context: Any = None
     enter_call(Call("Pull", "id", "", b""))
-    cancelled = asyncio.create_task(service.Pull(pull_request(), context))
+    cancelled = asyncio.create_task(service.pull(pull_request(), context))
     await until(lambda: lanes.pulled == [LANE])
     await end_tasks([cancelled])
     lanes.back.set()  # The answer to the first pull arrives after the second one was sent.
-    given = await service.Pull(pull_request(asked_again=True), context)
+    given = await service.pull(pull_request(asked_again=True), context)
     assert given.lane.model == LANE.model
     await background.finished()
     assert lanes.pulled == [LANE, LANE]

@@ -9,7 +9,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
-from services.router.admission.control import price
+from services.router.admission.pricing import price
 from services.router.admission.validation.requests import (
     check_encode,
     check_extract,

@@ -26,7 +26,7 @@ LOAD = "/shoal.v1.ModelService/LoadModel"
 LIST = "/shoal.v1.ModelService/ListModels"
 GET_MESH = "/shoal.v1.MeshService/GetMesh"
 WATCH = "/shoal.v1.MeshService/WatchMesh"
-PULL = "/shoal.v1.WorkerService/Pull"
+HEARTBEAT = "/shoal.v1.WorkerService/Heartbeat"
 HEALTH = "/grpc.health.v1.Health/Check"
 
 ADMIN = "admins-token-0123456789"
@@ -54,7 +54,7 @@ def write_tokens(path: Path, *tokens: str) -> Path:
 
 
 class Calls:
-    """Records calls. `go` lets pulls return and watches continue."""
+    """Records calls. `go` lets heartbeats return and watches continue."""
 
     def __init__(self) -> None:
         self.seen: list[Call] = []
@@ -103,10 +103,10 @@ class _Workers(worker_pb2_grpc.WorkerServiceServicer):
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    async def Pull(self, request: Any, context: Any) -> worker_pb2.PullResponse:
+    async def Heartbeat(self, request: Any, context: Any) -> worker_pb2.HeartbeatResponse:
         self._calls.note()
         await self._calls.wait()
-        return worker_pb2.PullResponse(batch_id="b")
+        return worker_pb2.HeartbeatResponse()
 
 
 @asynccontextmanager
@@ -134,7 +134,7 @@ class Caller:
     """One connection, and the metadata that it sends with each call."""
 
     def __init__(self, channel: grpc.aio.Channel, token: str = "", tenant: str = "") -> None:
-        self._channel = channel
+        self.channel = channel
         self.metadata: list[tuple[str, str]] = []
         if token:
             self.metadata.append(("authorization", f"Bearer {token}"))
@@ -149,16 +149,16 @@ class Caller:
 
     def start(self, method: str, request: Any = b"", timeout: float = 120.0, **more: Any) -> Any:
         body = request if isinstance(request, bytes) else request.SerializeToString()
-        said: Any = self._channel.unary_unary(method)
+        said: Any = self.channel.unary_unary(method)
         return said(body, timeout=timeout, metadata=self.metadata, **more)
 
     def without_request(self, method: str) -> Any:
         """Start a call without a request."""
-        said: Any = self._channel.stream_unary(method)
+        said: Any = self.channel.stream_unary(method)
         return said(timeout=120.0, metadata=self.metadata)
 
     def stream(self, method: str, request: bytes = b"", timeout: float = 120.0) -> Any:
-        said: Any = self._channel.unary_stream(method)
+        said: Any = self.channel.unary_stream(method)
         return said(request, timeout=timeout, metadata=self.metadata)
 
     async def code(

@@ -25,9 +25,9 @@ from tests.serving.parts import (
     CLIENT,
     GET_MESH,
     HEALTH,
+    HEARTBEAT,
     LIST,
     LOAD,
-    PULL,
     ROAMING,
     WATCH,
     Caller,
@@ -66,7 +66,8 @@ def test_rules_match_the_declared_methods() -> None:
     declared = declared_methods()
     assert len(declared) >= 19
     named = frozenset().union(*(METHODS[role] for role in NAMED_ROLES))
-    assert named == set(declared)
+    streamed = {f"/shoal.v1.WorkerService/{name}" for name in ("Pull", "Complete", "Written")}
+    assert named == set(declared) | streamed
     assert METHODS["anonymous"] == named
 
 
@@ -84,13 +85,13 @@ def test_method_without_a_rule_is_refused_to_all_roles() -> None:
         ("client", LOAD, False),
         ("client", GET_MESH, False),
         ("admin", LOAD, True),
-        ("admin", PULL, False),
+        ("admin", HEARTBEAT, False),
         ("admin", "/externalscaler.ExternalScaler/GetMetrics", False),
-        ("worker", PULL, True),
+        ("worker", HEARTBEAT, True),
         ("worker", "/shoal.v1.InferenceService/Encode", False),
         ("scaler", "/externalscaler.ExternalScaler/GetMetrics", True),
         ("scaler", GET_MESH, False),
-        ("anonymous", PULL, True),
+        ("anonymous", HEARTBEAT, True),
     ],
 )
 def test_roles(role: Any, method: str, allowed: bool) -> None:

@@ -21,7 +21,7 @@ from libs.serving import server as serving_module
 from libs.serving.calls import interceptor, public
 from libs.serving.process import _allow_connections
 from tests.router.parts import refused, until
-from tests.serving.parts import GET_MESH, HEALTH, PULL, WATCH, Calls, connected, server_of
+from tests.serving.parts import GET_MESH, HEALTH, HEARTBEAT, WATCH, Calls, connected, server_of
 
 CONNECTIONS = int(os.environ.get("SHOAL_CONNECTIONS", "2000"))
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -189,10 +189,10 @@ async def test_call_limit_does_not_block_health_checks_and_workers(
                 )
                 assert refusal.retry_seconds > 0
             assert await caller.call(HEALTH) == b"\x08\x01"
-            pull = caller.start(PULL)
+            beat = caller.start(HEARTBEAT)
             await until(lambda: calls.waiting == 11)
             calls.go.set()
-            await pull
+            await beat
             for watch in watches:
                 assert [await watch.read(), await watch.read()] == [b"", grpc.aio.EOF]
             await caller.call(GET_MESH)
@@ -233,18 +233,18 @@ async def test_old_connection_ends_without_breaking_its_calls() -> None:
     calls = Calls()
     async with server_of(calls, connection_seconds=0.3) as server, AsyncExitStack() as stack:
         caller = await stack.enter_async_context(connected(server.address))
-        pull = caller.start(PULL)
+        beat = caller.start(HEARTBEAT)
         watch = caller.stream(WATCH)
         await watch.read()
         await until(lambda: calls.waiting == 2)
         with opened(server.address, 1, PREFACE) as other:
-            # By the time that a younger connection gets GOAWAY, that of the pull has, too.
+            # By the time that a younger connection gets GOAWAY, that of the heartbeat has, too.
             said = bytearray()
             await until(lambda: GOAWAY in frames(said, other[0]))
         for _ in range(200):  # while connections are replaced
             await caller.call(GET_MESH)
         calls.go.set()
-        await pull
+        await beat
         assert await watch.read() is not grpc.aio.EOF
         assert await watch.read() is grpc.aio.EOF
 

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from typing import NoReturn
 
 import grpc
 import pytest
@@ -50,16 +51,6 @@ class Mesh(mesh_pb2_grpc.MeshServiceServicer):
 class Workers(worker_pb2_grpc.WorkerServiceServicer):
     """Accepts every call."""
 
-    async def Pull(
-        self, request: worker_pb2.PullRequest, context: object
-    ) -> worker_pb2.PullResponse:
-        return worker_pb2.PullResponse()
-
-    async def Complete(
-        self, request: worker_pb2.CompleteRequest, context: object
-    ) -> worker_pb2.CompleteResponse:
-        return worker_pb2.CompleteResponse()
-
     async def Heartbeat(
         self, request: worker_pb2.HeartbeatRequest, context: object
     ) -> worker_pb2.HeartbeatResponse:
@@ -70,13 +61,8 @@ class Workers(worker_pb2_grpc.WorkerServiceServicer):
     ) -> AsyncIterator[worker_pb2.ConnectResponse]:
         yield worker_pb2.ConnectResponse()
 
-    async def Exchange(
-        self, request_iterator: AsyncIterator[worker_pb2.ExchangeRequest], context: object
-    ) -> AsyncIterator[worker_pb2.ExchangeResponse]:
-        async for request in request_iterator:
-            yield worker_pb2.ExchangeResponse(
-                answers=[worker_pb2.CallAnswer(number=call.number) for call in request.calls]
-            )
+    def Multiplex(self, request_iterator: object, context: object) -> NoReturn:
+        raise NotImplementedError
 
 
 @asynccontextmanager

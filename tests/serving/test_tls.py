@@ -16,7 +16,7 @@ from cryptography import x509
 from libs.errors import InvalidInput
 from libs.serving import Security
 from libs.serving.security.tls import TlsFiles
-from tests.serving.parts import GET_MESH, HEALTH, PULL, Calls, connected, server_of
+from tests.serving.parts import GET_MESH, HEALTH, HEARTBEAT, Calls, connected, server_of
 from tests.support.certificates import Certificates
 
 
@@ -56,7 +56,7 @@ async def test_new_connections_use_a_new_certificate_and_old_ones_continue(
         connected(server.address, certificates.channel_credentials()) as old,
     ):
         await old.call(GET_MESH)
-        waiting = old.start(PULL)
+        waiting = old.start(HEARTBEAT)
         first = serial(security.cert)
         assert shown(server.address) == first
         certificates.issue("router")

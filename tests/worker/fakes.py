@@ -35,8 +35,10 @@ from libs.models import (
     YieldPoint,
 )
 from libs.models.work import never_cancelled, never_yield
-from services.router.lanes.exchange import Exchange
+from libs.serving import StreamCall
+from libs.serving.calls.interceptor import Interceptor
 
+SERVICE = "shoal.v1.WorkerService"
 POISON = "\N{SKULL}"
 ENDLESS = "\N{INFINITY}"
 SLOW = "\N{TURTLE}"
@@ -317,6 +319,19 @@ def _lane(model: str, adapter: str) -> str:
     return f"{model}+{adapter}" if adapter else model
 
 
+class _Counting(grpc.aio.ServerInterceptor):
+    """Counts the streams that begin."""
+
+    def __init__(self, router: FakeRouter) -> None:
+        self._router = router
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Any], handler_call_details: Any
+    ) -> Any:
+        self._router.streams += handler_call_details.method.endswith("/Multiplex")
+        return await continuation(handler_call_details)
+
+
 class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
     """WorkerService over FakeLanes.
 
@@ -330,7 +345,12 @@ class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
         self.is_stopping = False
         self.streams = 0
         self.address = ""
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        streams = {f"/{SERVICE}/Multiplex": self.stream_calls()}
+        interceptors = [_Counting(self), Interceptor([SERVICE], streams=streams)]
+        self._server = grpc.aio.server(
+            interceptors=interceptors,
+            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)],
+        )
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
@@ -355,14 +375,14 @@ class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
         except TimeoutError:
             return worker_pb2.PullResponse()
 
-    async def Exchange(
-        self, request_iterator: AsyncIterator[worker_pb2.ExchangeRequest], context: Any
-    ) -> AsyncIterator[worker_pb2.ExchangeResponse]:
-        self.streams += 1
-        async for response in Exchange({"pull": self.Pull, "complete": self.Complete}, context).run(
-            request_iterator
-        ):
-            yield response
+    def Multiplex(self, request_iterator: object, context: object) -> Any:
+        raise NotImplementedError("the interceptor answers the calls of the stream")
+
+    def stream_calls(self) -> dict[str, StreamCall]:
+        return {
+            "pull": StreamCall("Pull", worker_pb2.PullRequest, self.Pull),
+            "complete": StreamCall("Complete", worker_pb2.CompleteRequest, self.Complete),
+        }
 
     async def Complete(
         self, request: worker_pb2.CompleteRequest, context: object

@@ -22,6 +22,7 @@ from services.worker.mesh.link import Identity, Link
 from services.worker.settings import Settings
 from tests.support.certificates import Certificates
 from tests.worker.fakes import (
+    SERVICE,
     SLOW,
     FakeLanes,
     FakeRouter,
@@ -61,8 +62,9 @@ async def guarded(lanes: FakeLanes, security: Security) -> AsyncIterator[Watchin
     """Run a FakeRouter behind the real server, which authenticates."""
     router = WatchingRouter(lanes)
     service = Service(
-        "shoal.v1.WorkerService",
+        SERVICE,
         partial(worker_pb2_grpc.add_WorkerServiceServicer_to_server, router),
+        stream_calls=router.stream_calls(),
     )
     async with serving("127.0.0.1:0", [service], security=security, grace_seconds=0.0) as server:
         router.address = server.address

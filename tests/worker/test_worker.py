@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from shoal.v1 import inference_pb2, models_pb2, worker_pb2
 
+from libs.errors import NoCapacity
 from tests.worker.fakes import (
     ENDLESS,
     MAX_TOKENS,
@@ -196,15 +197,13 @@ class DyingRouter(FakeRouter):
 
     is_well = False
 
-    async def Pull(  # type: ignore[override]
-        self,
-        request: worker_pb2.PullRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.PullRequest, worker_pb2.PullResponse],
+    async def Pull(
+        self, request: worker_pb2.PullRequest, context: object
     ) -> worker_pb2.PullResponse:
         response = await super().Pull(request, context)
         if response.batch_id and not self.is_well:
             self.is_well = True
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+            raise NoCapacity("gone")
         return response
 
 

@@ -51,7 +51,7 @@ class Guard(grpc.aio.ServerInterceptor):
             if method.startswith(GRPC_SERVICES):
                 wrapped = self._public.wrap(method, handler)
             else:
-                wrapped = await self._wrap(method, handler, continuation)
+                wrapped = await self._wrap(method, handler)
             if not cast(Any, wrapped).request_streaming:
                 raise TypeError(
                     f"{method}: gRPC would buffer its request; serve it with a request stream"
@@ -59,7 +59,7 @@ class Guard(grpc.aio.ServerInterceptor):
             self._wrapped[method] = wrapped
         return wrapped
 
-    async def _wrap(self, method: str, handler: Handler, find: Find) -> Handler:
+    async def _wrap(self, method: str, handler: Handler) -> Handler:
         """Return the handler that serves the method in place of `handler`."""
         return handler
 

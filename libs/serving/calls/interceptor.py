@@ -39,14 +39,8 @@ from libs.serving.calls.call import (
     new_request_id,
 )
 from libs.serving.calls.decode import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, parse, request_type
-from libs.serving.calls.guard import Find, Guard, Handler, abort
-from libs.serving.calls.multiplex import (
-    KINDS,
-    MAX_STREAM_MESSAGE_BYTES,
-    MULTIPLEX,
-    MultiplexedRpc,
-    Multiplexer,
-)
+from libs.serving.calls.guard import Guard, Handler, abort
+from libs.serving.calls.multiplex import MultiplexedRpc, Multiplexer, StreamCall
 from libs.serving.calls.reports import CallRecord, Reporter
 from libs.serving.security import authentication
 from libs.serving.security.audit import Audit
@@ -87,6 +81,10 @@ parsing.
 """
 
 
+PARSE_STREAMED_IN_THREAD_BYTES: Final = 1024 * 1024
+"""The same for messages of streams: those only wrap the requests, which are then parsed."""
+
+
 class _Handler(Protocol):
     """The attributes of grpc.RpcMethodHandler used here. Its type stubs only cover the synchronous
     server.
@@ -108,7 +106,9 @@ class Interceptor(Guard):
         internal: Names of services (`shoal.v1.WorkerService`) that keep serving while the server
             drains, because the requests in flight need them. Their calls are logged at DEBUG.
         limits: Request sizes in bytes for services (`shoal.v1.WorkerService`) and methods
-            (`/shoal.v1.WorkerService/Pull`) that differ from MAX_REQUEST_BYTES.
+            (`/shoal.v1.WorkerService/Connect`) that differ from MAX_REQUEST_BYTES.
+        streams: The calls that a stream carries, by its method (`/package.Service/Multiplex`)
+            and the field of MultiplexedCall.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class Interceptor(Guard):
         internal: Collection[str] = (),
         authenticator: Authenticator | None = None,
         limits: Mapping[str, int] = MappingProxyType({}),
+        streams: Mapping[str, Mapping[str, StreamCall]] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self.authenticator = authenticator or Authenticator(Security())
@@ -123,6 +124,7 @@ class Interceptor(Guard):
         self.calls = Bound(MAX_CALLS, "calls")
         self._internal = frozenset(internal)
         self._limits = limits
+        self._streams = streams
         self.arrivals = Arrivals()
         """For methods with small requests."""
         self.in_flight = InFlight()
@@ -135,9 +137,11 @@ class Interceptor(Guard):
         """Wait until no calls are in flight except those of internal services."""
         await self.in_flight.none.wait()
 
-    async def _wrap(self, method: str, handler: Any, find: Find) -> Handler:
-        if method == MULTIPLEX:
-            handler = await self._multiplexer(find)
+    async def _wrap(self, method: str, handler: Any) -> Handler:
+        if (calls := self._streams.get(method)) is not None:
+            handler = Multiplexer(
+                {kind: self._behaviour(method, call).unary for kind, call in calls.items()}
+            )
         kind = request_type(method)
         if kind is None or (handler.request_streaming and not handler.response_streaming):
             raise TypeError(
@@ -153,33 +157,18 @@ class Interceptor(Guard):
             behaviour.unary, None, handler.response_serializer
         )
 
-    async def _multiplexer(self, find: Find) -> Multiplexer:
-        """Return the handler of the stream that carries calls of other methods, each through its
-        own behaviour.
-        """
-        unary: dict[str, Callable[[object, Any], Awaitable[Message | None]]] = {}
-        for path in KINDS.values():
-            handler, kind = await find(_Details(path)), request_type(path)
-            if handler is not None and kind is not None:
-                unary[path] = _Behaviour(self, path, kind, handler).unary
-        return Multiplexer(unary)
+    def _behaviour(self, stream: str, call: StreamCall) -> _Behaviour:
+        """Return the behaviour of a call that the stream carries."""
+        handler: Any = grpc.unary_unary_rpc_method_handler(call.handle)
+        path = f"/{_service_of(stream)}/{call.name}"
+        return _Behaviour(self, path, call.request, handler)
 
     def is_internal(self, method: str) -> bool:
         return _service_of(method) in self._internal
 
     def limit(self, method: str) -> int:
         """Return the maximum bytes of a request."""
-        if method == MULTIPLEX:
-            return MAX_STREAM_MESSAGE_BYTES
         return self._limits.get(method) or self._limits.get(_service_of(method), MAX_REQUEST_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class _Details:
-    """The argument for looking up a server's handler."""
-
-    method: str
-    invocation_metadata: tuple[()] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +196,9 @@ class _Behaviour:
             Bound(sys.maxsize, "calls") if interceptor.is_internal(method) else interceptor.calls
         )
         self._is_internal = interceptor.is_internal(method)
+        self._parse_in_thread_bytes = (
+            PARSE_STREAMED_IN_THREAD_BYTES if handler.request_streaming else PARSE_IN_THREAD_BYTES
+        )
         self._has_end = not handler.response_streaming or method in ANSWERS
         self._counts = self._has_end and not self._is_internal
         self._reporter = Reporter(
@@ -248,10 +240,12 @@ class _Behaviour:
             record.span = self._reporter.span(headers)
             with self._bound, traces.entered(record.span):
                 admitted = self._admit(record.caller, headers)
-                if not self._is_internal and REQUEST_ID.get() != headers.get(REQUEST_ID_HEADER):
+                if self._handler.request_streaming or (
+                    not self._is_internal and REQUEST_ID.get() != headers.get(REQUEST_ID_HEADER)
+                ):
                     # Also as a header, for proxies and clients that only read those. Not for a
                     # caller that chose the ID itself: it takes a seventh of the CPU of an empty
-                    # call.
+                    # call. Clients and workers write to a stream only once it has headers.
                     await context.send_initial_metadata(((REQUEST_ID_HEADER, REQUEST_ID.get()),))
                 if self._handler.request_streaming:
                     request: Message | AsyncIterator[Message] = self._read_all(admitted, context)
@@ -341,12 +335,14 @@ class _Behaviour:
                     Call(self._method, REQUEST_ID.get(), admitted.tenant, b"", admitted.caller)
                 )
                 checked_at = time.monotonic()
-            yield await self._parsed(body)
+            message = [await self._parsed(body)]
+            del body
+            yield message.pop()  # No reference is left while waiting for the next message.
 
     async def _parsed(self, body: bytes) -> Message:
         # Scanning a large request, or searching for its error, takes up to a tenth of a second, in
         # which the loop serves others.
-        if len(body) > PARSE_IN_THREAD_BYTES:
+        if len(body) > self._parse_in_thread_bytes:
             return await asyncio.to_thread(parse, self._kind, body, self._limit)
         return parse(self._kind, body, self._limit)
 

@@ -1,5 +1,5 @@
-"""Many calls of one client on one stream (InferenceService.Multiplex) instead of a gRPC call for
-each.
+"""Many calls of one client or worker on one stream (the method `Multiplex` of a service) instead of
+a gRPC call for each. `shoal.transport.multiplex` is the other side.
 
 Each call goes through the interceptor's behaviour of its method, as a separate call would:
 authentication, limits, drain, errors, metrics, spans and audit are therefore the same. Only the
@@ -22,25 +22,17 @@ from shoal.v1 import multiplex_pb2 as pb
 
 from libs.errors import InvalidInput
 from libs.serving.calls.call import REQUEST_ID_HEADER
+from libs.serving.calls.guard import abort
 from libs.serving.calls.status import DETAILS_HEADER
 from libs.serving.security.authentication import AuthContext, Metadata
 from libs.telemetry.traces import TRACEPARENT
-
-SERVICE: Final = "/shoal.v1.InferenceService/"
-MULTIPLEX: Final = SERVICE + "Multiplex"
-KINDS: Final = {
-    "encode": SERVICE + "Encode",
-    "score": SERVICE + "Score",
-    "extract": SERVICE + "Extract",
-}
-"""The methods that a stream can call, by the field of the request."""
 
 MAX_STREAM_MESSAGE_BYTES: Final = 4 << 20
 """Maximum bytes of a message from a client."""
 
 MAX_STREAM_SECONDS: Final = 240.0
-"""Maximum age of a stream, so that clients find new routers. Shoal's clients replace streams
-earlier.
+"""Maximum age of a stream, so that its peer finds new routers. Shoal's clients and workers replace
+streams earlier.
 """
 
 MESSAGE_CALLS: Final = 10_000
@@ -51,9 +43,17 @@ TRACESTATE_CHARACTERS: Final = 512
 _MAX_CALLS_PER_STREAM: Final = 256
 """Maximum calls in progress on one stream. Until one ends, no more are read."""
 
+_MAX_BYTES_PER_STREAM: Final = 16 << 20
+"""Requests in progress of this size together stop the reading, too."""
+
 _ANSWER_BYTES: Final = 1 << 20
 """A message takes further answers until it reaches this size."""
 
+_TEXT_LIMITS: Final = (
+    ("request_id", REQUEST_ID_CHARACTERS),
+    ("traceparent", TRACEPARENT_CHARACTERS),
+    ("tracestate", TRACESTATE_CHARACTERS),
+)
 _TRACESTATE: Final = "tracestate"
 _PER_CALL_METADATA: Final = frozenset({REQUEST_ID_HEADER, TRACEPARENT, _TRACESTATE})
 """Metadata that is specific to a call."""
@@ -61,6 +61,17 @@ _PER_CALL_METADATA: Final = frozenset({REQUEST_ID_HEADER, TRACEPARENT, _TRACESTA
 Context = grpc.aio.ServicerContext[Any, Any]
 Unary = Callable[[object, Any], Awaitable[Message | None]]
 Pairs = Sequence[tuple[str, str | bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCall:
+    """A call that the stream of a service carries."""
+
+    name: str
+    """Its name within the service, such as `Encode`, for permissions, limits and reports."""
+    request: type[Message]
+    handle: Callable[[Any, Any], Message | Awaitable[Message]]
+    """A coroutine function of the request and a context, typed as by the stubs of gRPC."""
 
 
 class Carrier(Protocol):
@@ -135,12 +146,14 @@ class _Answer:
     """An answer to write, and its call."""
 
     rpc: MultiplexedRpc
-    message: pb.MultiplexedAnswer
+    number: int
+    response: bytes = b""
+    failure: pb.MultiplexedFailure | None = None
 
 
 class Multiplexer:
-    """The handler of the stream, for the interceptor. `unary` has each method's wrapped behaviour
-    by path.
+    """The handler of the stream, for the interceptor. `unary` has the wrapped behaviour of each
+    call, by the field of MultiplexedCall.
     """
 
     request_streaming: Final = True
@@ -148,7 +161,7 @@ class Multiplexer:
 
     def __init__(self, unary: Mapping[str, Unary]) -> None:
         self.response_serializer = pb.MultiplexResponse.SerializeToString
-        self._unary = {kind: unary[path] for kind, path in KINDS.items() if path in unary}
+        self._unary = unary
 
     def stream_stream(
         self, requests: AsyncIterator[pb.MultiplexRequest], context: Context
@@ -164,8 +177,10 @@ class _Stream:
         self._carrier = cast(Carrier, context)
         metadata = cast(Metadata, context.invocation_metadata() or ())
         self._metadata = tuple(pair for pair in metadata if pair[0] not in _PER_CALL_METADATA)
-        # Mutable state: calls in progress, by number; answers to write.
-        self._calls: dict[int, asyncio.Task[pb.MultiplexedAnswer]] = {}
+        # Mutable state: calls in progress, by number, and the size of their requests; answers to
+        # write.
+        self._calls: dict[int, asyncio.Task[_Answer]] = {}
+        self._bytes = 0
         self._answers: list[_Answer] = []
         self._news = asyncio.Event()
         self._slot_free = asyncio.Event()
@@ -189,7 +204,7 @@ class _Stream:
                 self._news.clear()
                 while self._answers:
                     written = self._take()
-                    yield pb.MultiplexResponse(answers=[answer.message for answer in written])
+                    yield _message(written)
                     for answer in written:
                         answer.rpc.done()
                 if reading.done() and not reading.cancelled() and reading.exception():
@@ -208,12 +223,15 @@ class _Stream:
     async def _read(self, requests: AsyncIterator[pb.MultiplexRequest]) -> None:
         async for request in requests:
             _check(request)
-            arrived = time.monotonic()
-            for call in request.calls:
-                while len(self._calls) >= _MAX_CALLS_PER_STREAM:
-                    self._slot_free.clear()
-                    await self._slot_free.wait()
-                self._start(call, arrived)
+            await self._start_all(request.calls, time.monotonic())
+            del request  # Free it while waiting for the next one.
+
+    async def _start_all(self, calls: Sequence[pb.MultiplexedCall], arrived: float) -> None:
+        for call in calls:
+            while len(self._calls) >= _MAX_CALLS_PER_STREAM or self._bytes >= _MAX_BYTES_PER_STREAM:
+                self._slot_free.clear()
+                await self._slot_free.wait()
+            self._start(call, arrived)
 
     def _start(self, call: pb.MultiplexedCall, arrived: float) -> None:
         number, kind = call.number, call.WhichOneof("call") or ""
@@ -221,16 +239,15 @@ class _Stream:
             if (task := self._calls.get(number)) is not None:
                 task.cancel()
             return
-        if kind not in self._unary or number in self._calls:
-            raise InvalidInput(
-                "a call of the stream has an unknown kind or a number that is in use",
-                field="calls",
-            )
+        if number in self._calls:
+            raise InvalidInput("a call of the stream has a number that is in use", field="calls")
         until = arrived + call.timeout_seconds if call.HasField("timeout_seconds") else None
-        rpc = MultiplexedRpc(
-            self._carrier, (*_headers(call), *self._metadata), getattr(call, kind), until
+        body = getattr(call, kind) if kind else b""
+        rpc = MultiplexedRpc(self._carrier, (*_headers(call), *self._metadata), body, until)
+        task = self._calls[number] = asyncio.create_task(
+            _run_call(number, self._unary.get(kind, _unknown), rpc)
         )
-        task = self._calls[number] = asyncio.create_task(self._call(number, self._unary[kind], rpc))
+        self._bytes += len(body)
         # As gRPC does. The client stops waiting by itself.
         late = (
             None
@@ -240,29 +257,21 @@ class _Stream:
         # Not at the coroutine's end, which is not reached if cancelled before it begins.
         task.add_done_callback(partial(self._ended, number, rpc, late))
 
-    async def _call(self, number: int, unary: Unary, rpc: MultiplexedRpc) -> pb.MultiplexedAnswer:
-        try:
-            response = await unary(None, rpc)
-        except _AbortedError as aborted:
-            return pb.MultiplexedAnswer(number=number, failure=aborted.failure)
-        return pb.MultiplexedAnswer(
-            number=number, response=response.SerializeToString() if response is not None else b""
-        )
-
     def _ended(
         self,
         number: int,
         rpc: MultiplexedRpc,
         late: asyncio.TimerHandle | None,
-        task: asyncio.Task[pb.MultiplexedAnswer],
+        task: asyncio.Task[_Answer],
     ) -> None:
         del self._calls[number]
+        self._bytes -= len(rpc.body)
         if late is not None:
             late.cancel()
         if task.cancelled():
             rpc.done()
         else:
-            self._answers.append(_Answer(rpc, task.result()))
+            self._answers.append(task.result())
         self._slot_free.set()
         self._news.set()
 
@@ -271,12 +280,35 @@ class _Stream:
         size, taken = 0, 0
         for answer in self._answers:
             taken += 1
-            size += len(answer.message.response)
+            size += len(answer.response)
             if size >= _ANSWER_BYTES:
                 break
         answers = self._answers[:taken]
         del self._answers[:taken]
         return answers
+
+
+async def _run_call(number: int, unary: Unary, rpc: MultiplexedRpc) -> _Answer:
+    try:
+        response = await unary(None, rpc)
+    except _AbortedError as aborted:
+        return _Answer(rpc, number, failure=aborted.failure)
+    return _Answer(rpc, number, response.SerializeToString() if response is not None else b"")
+
+
+async def _unknown(_: object, rpc: Any) -> None:
+    """Refuse a call of a later version."""
+    await abort(rpc, InvalidInput("this stream does not carry calls of this kind", field="calls"))
+
+
+def _message(answers: Sequence[_Answer]) -> pb.MultiplexResponse:
+    message = pb.MultiplexResponse()
+    for answer in answers:
+        if answer.failure is None:
+            message.answers.add(number=answer.number, response=answer.response)
+        else:
+            message.answers.add(number=answer.number, failure=answer.failure)
+    return message
 
 
 def _check(request: pb.MultiplexRequest) -> None:
@@ -287,16 +319,12 @@ def _check(request: pb.MultiplexRequest) -> None:
             field="calls",
         )
     for index, call in enumerate(request.calls):
-        for name, value, most in (
-            ("request_id", call.request_id, REQUEST_ID_CHARACTERS),
-            ("traceparent", call.traceparent, TRACEPARENT_CHARACTERS),
-            ("tracestate", call.tracestate, TRACESTATE_CHARACTERS),
-        ):
-            if len(value) > most:
+        for name, most in _TEXT_LIMITS:
+            length = len(getattr(call, name))
+            if length > most:
                 path = f"calls[{index}].{name}"
                 raise InvalidInput(
-                    f"{path} has {len(value):,} characters; at most {most:,} are allowed",
-                    field=path,
+                    f"{path} has {length:,} characters; at most {most:,} are allowed", field=path
                 )
 
 

@@ -78,20 +78,22 @@ class Reporter:
         loop, seconds = asyncio.get_running_loop(), time.perf_counter() - record.begin
         record.span.set_attribute("shoal.outcome", record.outcome)
         record.span.end()
-        if not self._is_internal:
-            loop.call_soon(self._count, record, seconds)
-        if record.outcome in _REFUSED:
-            # Unauthenticated callers must not fill the log: the audit rate-limits these lines.
-            loop.call_soon(self._audit.refused, self._audited(record, context))
-            return
-        loop.call_soon(self._log, record, seconds)
-        if self._method in CHANGES:
-            loop.call_soon(self._audit.changed, self._audited(record, context))
+        audited = None
+        if record.outcome in _REFUSED or self._method in CHANGES:
+            audited = AuditRecord(record.caller, context.peer(), self._method, record.outcome)
+        if audited is not None or not self._is_internal or log.isEnabledFor(self._level):
+            loop.call_soon(self._report, record, seconds, audited)
 
-    def _audited(
-        self, record: CallRecord, context: grpc.aio.ServicerContext[Message, Message]
-    ) -> AuditRecord:
-        return AuditRecord(record.caller, context.peer(), self._method, record.outcome)
+    def _report(self, record: CallRecord, seconds: float, audited: AuditRecord | None) -> None:
+        if not self._is_internal:
+            self._count(record, seconds)
+        if audited is not None and record.outcome in _REFUSED:
+            # Unauthenticated callers must not fill the log: the audit rate-limits these lines.
+            self._audit.refused(audited)
+            return
+        self._log(record, seconds)
+        if audited is not None:
+            self._audit.changed(audited)
 
     def _count(self, record: CallRecord, seconds: float) -> None:
         counter = self._counters.get(record.outcome)

@@ -39,8 +39,9 @@ CHANGES: Final = _methods(
 """
 _LOOK: Final = _methods("shoal.v1.MeshService", "GetMesh", "WatchMesh", "ExplainPlacement")
 _WORK: Final = _methods(
-    "shoal.v1.WorkerService", "Pull", "Complete", "Heartbeat", "Connect", "Exchange"
+    "shoal.v1.WorkerService", "Heartbeat", "Connect", "Multiplex", "Pull", "Complete", "Written"
 )
+"""The last three are calls on the stream Multiplex."""
 _SCALE: Final = _methods(
     "externalscaler.ExternalScaler",
     "IsActive",

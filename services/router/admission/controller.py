@@ -1,5 +1,5 @@
 """The admission controller gathers the inputs of the decision on a request, and decides by the
-rules of `control.py`.
+rules of `rules.py`.
 
 On the request path between `service.py`, which calls it, and the lanes. The state of admission is
 here and in `state/`; the rules are pure.
@@ -16,7 +16,7 @@ from libs.fleet import FleetSnapshot
 from libs.queue import LaneKey, Priority
 from libs.queue.clock import RedisClock
 from libs.serving.watched import Watched
-from services.router.admission import control
+from services.router.admission import rules
 from services.router.admission.queue_positions import QueuePositionReader, TenantPosition
 from services.router.admission.retry_slots import RetrySlots
 from services.router.admission.routing.routes import Routes, Target, choose_lane, has_other_pool
@@ -97,9 +97,7 @@ class AdmissionController:
         throughput = self._view.throughput(lane)
         gauges, here = self._view.gauges_of(lane), self._outstanding.lanes
         tokens = max(gauges.queued_tokens + gauges.leased_tokens, sum(here.get(lane, {}).values()))
-        may_be_late = control.may_be_late(
-            min(seconds, self._max_queued_seconds), throughput, tokens
-        )
+        may_be_late = rules.may_be_late(min(seconds, self._max_queued_seconds), throughput, tokens)
         limits = self._limits.tenant(tenant)
         return AdmissionContext(
             snapshot=snapshot,
@@ -122,14 +120,14 @@ class AdmissionController:
     def refuse(self, context: AdmissionContext, tokens: int) -> None:
         """Raise QueueFull for a request of `tokens` that should not be started now."""
         if context.unknown is not None:
-            control.refuse_unknown(context.lane, context.tenant_name, context.unknown)
-        control.refuse_over_quota(
+            rules.refuse_unknown(context.lane, context.tenant_name, context.unknown)
+        rules.refuse_over_quota(
             tokens, context.waiting_tokens, context.tenant.queued_tokens, context.throughput
         )
         if context.queue_position is None:
             return
         try:
-            control.refuse_late(
+            rules.refuse_late(
                 context.seconds,
                 self._max_queued_seconds,
                 context.throughput,

@@ -1,7 +1,7 @@
 """Read the queue positions of a busy lane from Redis, in one call for all concurrent requests that
 need them.
 
-On the request path before `control.py`, for lanes with work that may make a request late. While one
+On the request path before `rules.py`, for lanes with work that may make a request late. While one
 call is in flight for a lane, new requests wait for the next: under overload a call serves many
 requests, and none is decided on stale data.
 """

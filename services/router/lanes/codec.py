@@ -1,6 +1,6 @@
 """Split requests into jobs and merge their answers. Pure.
 
-Called twice on the request path: after `control.py`, and when `dispatch.py` has all results.
+Called twice on the request path: after `splitting.py`, and when `dispatch.py` has all results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from libs.embedding_id import merge_ids
 from libs.errors import InternalError, ShoalError, from_reason
 from libs.queue import LaneKey
 from libs.versions import WIRE_VERSION
-from services.router.admission.control import Part
+from services.router.admission.splitting import Part
 from services.router.admission.validation.reports import shorten
 from services.router.admission.validation.requests import text_alone
 

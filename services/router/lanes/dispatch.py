@@ -1,4 +1,4 @@
-"""Enqueue jobs, wait for their answers, cancel them: a request's third step, between `control.py`
+"""Enqueue jobs, wait for their answers, cancel them: a request's third step, between `splitting.py`
 and the lanes.
 
 A request is kept until it is answered, so that its jobs can be queued again if Redis loses them.
@@ -23,7 +23,7 @@ from libs.queue import LaneKey, Lanes, QueuedJob
 from libs.serving import Deadline
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
-from services.router.admission.control import deadline_message, queue_full
+from services.router.admission.rules import deadline_message, queue_full
 from services.router.lanes import codec
 from services.router.lanes.codec import Response
 from services.router.lanes.streamed import StreamedTexts

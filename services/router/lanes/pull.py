@@ -11,25 +11,23 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
 from typing import Final
 
 import grpc
-from shoal.v1 import models_pb2, worker_pb2, worker_pb2_grpc
+from shoal.v1 import models_pb2, multiplex_pb2, worker_pb2, worker_pb2_grpc
 
 from libs.errors import NoCapacity, PermissionDenied
 from libs.fleet import LOADING_STATES, Fleet, FleetSnapshot
 from libs.fleet.snapshot import HELD
 from libs.fleet.versions import WIRE_VERSION, check_worker
 from libs.queue import Idle, LaneGauges, LaneKey, Lanes, Pulled
-from libs.serving import current_call
+from libs.serving import StreamCall, current_call
 from libs.serving.security.identity import ANONYMOUS
 from libs.telemetry.logs import fields
 from services.router.admission.validation import reports
 from services.router.lanes import codec
 from services.router.lanes.broken_lanes import BrokenLanes
 from services.router.lanes.dispatch import Dispatcher
-from services.router.lanes.exchange import Context, Exchange
 from services.router.lanes.pending_pulls import PendingPull
 from services.router.lanes.presence import Presence
 from services.router.lanes.uncertain_leases import UncertainLeases
@@ -78,10 +76,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         # The state: for batches of cancelled pulls that are to be released, the last such pull.
         self._returning: dict[_Batch, asyncio.Future[Pulled | Idle]] = {}
 
-    async def Pull(
-        self,
-        request: worker_pb2.PullRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.PullRequest, worker_pb2.PullResponse],
+    async def pull(
+        self, request: worker_pb2.PullRequest, context: object
     ) -> worker_pb2.PullResponse:
         reports.check_pull(request)
         self._authorise(request.worker_id)
@@ -106,10 +102,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             if pull.load_lane and not claimed:
                 self._wakeups.abandon(pull.load_lane, pull.worker_id)
 
-    async def Complete(
-        self,
-        request: worker_pb2.CompleteRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.CompleteRequest, worker_pb2.CompleteResponse],
+    async def complete(
+        self, request: worker_pb2.CompleteRequest, context: object
     ) -> worker_pb2.CompleteResponse:
         reports.check_complete(request)
         self._authorise(request.worker_id)
@@ -122,8 +116,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             self._dispatcher.deliver(job_id, result)
         return worker_pb2.CompleteResponse(accepted=completed.accepted)
 
-    async def _pass_text_on(
-        self, request: worker_pb2.WrittenRequest, context: Context
+    async def pass_text_on(
+        self, request: worker_pb2.WrittenRequest, context: object
     ) -> worker_pb2.WrittenResponse:
         """Pass generated text on to this router's requests or to the routers that wait for it."""
         reports.check_written(request)
@@ -176,17 +170,19 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             on_disk_tag=on_disk_tag,
         )
 
-    async def Exchange(
-        self,
-        request_iterator: AsyncIterator[worker_pb2.ExchangeRequest],
-        context: grpc.aio.ServicerContext[worker_pb2.ExchangeRequest, worker_pb2.ExchangeResponse],
-    ) -> AsyncIterator[worker_pb2.ExchangeResponse]:
-        exchange = Exchange(
-            {"pull": self.Pull, "complete": self.Complete, "written": self._pass_text_on}, context
-        )
-        async with aclosing(exchange.run(request_iterator)) as responses:
-            async for response in responses:
-                yield response
+    def Multiplex(
+        self, request_iterator: AsyncIterator[multiplex_pb2.MultiplexRequest], context: object
+    ) -> AsyncIterator[multiplex_pb2.MultiplexResponse]:
+        """Never called: the interceptor answers each of the `stream_calls` separately."""
+        raise NotImplementedError("libs/serving/calls/multiplex.py serves it")
+
+    def stream_calls(self) -> dict[str, StreamCall]:
+        """Return the calls that Multiplex carries."""
+        return {
+            "pull": StreamCall("Pull", worker_pb2.PullRequest, self.pull),
+            "complete": StreamCall("Complete", worker_pb2.CompleteRequest, self.complete),
+            "written": StreamCall("Written", worker_pb2.WrittenRequest, self.pass_text_on),
+        }
 
     async def Connect(
         self,

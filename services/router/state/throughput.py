@@ -1,8 +1,8 @@
 """Estimate a lane's throughput, and a request's waiting time in it. Pure: counts, snapshots and the
 clock are arguments.
 
-Used by `control.py` for every request that may miss its deadline. The longer of two estimates
-counts:
+Used by `admission/rules.py` for every request that may miss its deadline. The longer of two
+estimates counts:
 
 - by speed: the lane's tokens / tokens per second that its workers measured in forward passes, plus
   the time they give other lanes;

@@ -13,24 +13,23 @@ import math
 import random
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from shoal.transport.channels import Channels, PooledChannel
+from shoal.transport.channels import Channels
 from shoal.transport.methods import Method
+from shoal.transport.multiplex import Streams
 from shoal.transport.trust import Trust
-from shoal.transport.wire import Metadata
-from shoal.v1 import worker_pb2
+from shoal.v1 import multiplex_pb2, worker_pb2
 
 from libs.errors import InternalError, NoCapacity
 from libs.telemetry.logs import fields
 from libs.telemetry.traces import TRACEPARENT
 from services.worker.mesh.clock import MeshClock
-from services.worker.mesh.exchange import MAX_EXCHANGED_BYTES, CallKind, Exchange
 
 log = logging.getLogger(__name__)
 
@@ -93,18 +92,24 @@ _Message = TypeVar("_Message", bound=Message)
 _Reply = TypeVar("_Reply", bound=Message)
 
 
-def _method(name: str, request: type[_Message], response: type[_Reply]) -> Method[_Message, _Reply]:
-    return Method(f"/shoal.v1.WorkerService/{name}", request.SerializeToString, response.FromString)
+def _method(path: str, request: type[_Message], response: type[_Reply]) -> Method[_Message, _Reply]:
+    return Method(path, request.SerializeToString, response.FromString)
 
 
-_PULL: Final = _method("Pull", worker_pb2.PullRequest, worker_pb2.PullResponse)
-_COMPLETE: Final = _method("Complete", worker_pb2.CompleteRequest, worker_pb2.CompleteResponse)
-_HEARTBEAT: Final = _method("Heartbeat", worker_pb2.HeartbeatRequest, worker_pb2.HeartbeatResponse)
-_EXCHANGE: Final = _method("Exchange", worker_pb2.ExchangeRequest, worker_pb2.ExchangeResponse)
-_CONNECT: Final = _method("Connect", worker_pb2.ConnectRequest, worker_pb2.ConnectResponse)
-
-_EXCHANGED: Final[Mapping[Method[Any, Any], CallKind]] = {_PULL: "pull", _COMPLETE: "complete"}
-"""Calls that may use the stream."""
+_SERVICE: Final = "/shoal.v1.WorkerService"
+_HEARTBEAT: Final = _method(
+    f"{_SERVICE}/Heartbeat", worker_pb2.HeartbeatRequest, worker_pb2.HeartbeatResponse
+)
+_CONNECT: Final = _method(
+    f"{_SERVICE}/Connect", worker_pb2.ConnectRequest, worker_pb2.ConnectResponse
+)
+_MULTIPLEX: Final = _method(
+    f"{_SERVICE}/Multiplex", multiplex_pb2.MultiplexRequest, multiplex_pb2.MultiplexResponse
+)
+# Calls on the stream, by the field of MultiplexedCall.
+_PULL: Final = _method("pull", worker_pb2.PullRequest, worker_pb2.PullResponse)
+_COMPLETE: Final = _method("complete", worker_pb2.CompleteRequest, worker_pb2.CompleteResponse)
+_WRITTEN: Final = _method("written", worker_pb2.WrittenRequest, worker_pb2.WrittenResponse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,7 @@ class Link:
         self._channels = Channels(self._open, self._trust.tls)
         # Workers start at different routers, which balances the load.
         self._current = zlib.crc32(identity.worker_id.encode()) % len(self._addresses)
-        self._exchanges: dict[str, Exchange] = {}
+        self._streams = Streams(_MULTIPLEX)
         self._answered = asyncio.Event()
         self._down: set[int] = set()
         self._refusal_logged_at = -math.inf
@@ -150,8 +155,7 @@ class Link:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for exchange in self._exchanges.values():
-            exchange.close()
+        await self._streams.close()
         for channel in self._channels.close():
             await channel.close()
 
@@ -206,16 +210,10 @@ class Link:
     async def send_texts(self, request: worker_pb2.WrittenRequest) -> None:
         """Send texts on the stream of the current router. Raises NoCapacity on failure."""
         address = self._addresses[self._current]
-        pooled = self._channels.acquire(address)
         try:
-            await self._exchange(address, pooled, self._trust.metadata()).call(
-                "written", request, COMPLETE_SECONDS
-            )
+            await self._send(address, _WRITTEN, request, COMPLETE_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise NoCapacity(f"{address}: {error.code().name} {error.details()}") from error
-        finally:
-            for channel in self._channels.release(pooled):
-                await channel.close()
 
     async def connect(self, request: worker_pb2.ConnectRequest) -> None:
         """Keep a stream open until its router ends it. Raises NoCapacity if it breaks,
@@ -281,41 +279,26 @@ class Link:
         method: Method[_Request, _Response],
         request: _Request,
         timeout: float,
-        traceparent: str,
+        traceparent: str = "",
     ) -> _Response:
-        """Send a small pull or answer on the stream to the router, other calls as unary ones."""
+        """Send a heartbeat as a unary call, other calls on a stream. Raises AioRpcError."""
         pooled = self._channels.acquire(address)
         metadata = self._trust.metadata()
+        group = self._streams.enter(pooled, metadata)
         try:
-            kind = _EXCHANGED.get(method)
-            if kind and request.ByteSize() <= MAX_EXCHANGED_BYTES:
-                exchange = self._exchange(address, pooled, metadata)
-                return cast(_Response, await exchange.call(kind, request, timeout, traceparent))
-            if traceparent:
-                metadata = (*metadata, (TRACEPARENT, traceparent))
-            response: _Response = await pooled.method(method)(
-                request, timeout=timeout, metadata=metadata
-            )
-            return response
+            if method is _HEARTBEAT:
+                response: _Response = await pooled.method(method)(
+                    request, timeout=timeout, metadata=metadata
+                )
+                return response
+            stream = self._streams.find(group) or self._streams.open(pooled, group)
+            trace = ((TRACEPARENT, traceparent),)
+            body = await stream.call(method.path, method.serialize(request), timeout, trace)
+            return method.parse(body)
         finally:
+            self._streams.leave(pooled, group)
             for channel in self._channels.release(pooled):
                 await channel.close()
-
-    def _exchange(
-        self, address: str, pooled: PooledChannel[grpc.aio.Channel], metadata: Metadata
-    ) -> Exchange:
-        """Return the stream to the router. Open a new one if the channel or credential changed, or
-        it is old.
-        """
-        exchange = self._exchanges.get(address)
-        if exchange is None or not exchange.serves(pooled.channel, metadata):
-            if exchange is not None:
-                exchange.retire()
-            exchange = Exchange(
-                pooled.channel, pooled.exchange(_EXCHANGE)(metadata=metadata), metadata
-            )
-            self._exchanges[address] = exchange
-        return exchange
 
     def _fail_over(self, index: int, error: grpc.aio.AioRpcError) -> None:
         if self._current == index:

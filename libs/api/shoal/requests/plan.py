@@ -192,7 +192,8 @@ class ItemPlan(Plan[ItemRequest, R, T]):
         further_bytes: int = 0,
         answered_bytes: int = 0,
     ) -> None:
-        self._frame, self._items = frame, items
+        self._frame: ItemRequest = frame
+        self._items = items
         self.most_items = max_request_items(items)
         super().__init__(
             item_lengths(items),

@@ -5,22 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import TypeVar
-from weakref import WeakKeyDictionary
+from typing import Final, TypeVar
 
 import grpc
 import grpc.aio
 
 from shoal.transport.channels import Channels, PooledChannel, channel_options
 from shoal.transport.failures import translate
-from shoal.transport.methods import MULTIPLEX, Method
-from shoal.transport.multiplex import KINDS, MAX_STREAMED_BYTES, Streams, Unsupported
+from shoal.transport.methods import ENCODE, EXTRACT, MULTIPLEX, SCORE, Method
+from shoal.transport.multiplex import Streams
 from shoal.transport.trust import Tls
 from shoal.transport.wire import Metadata, Wire
 
 Q = TypeVar("Q")
 R = TypeVar("R")
 T = TypeVar("T")
+
+MAX_STREAMED_BYTES: Final = 8 << 10
+"""Larger requests are not for the stream: those behind them, and behind their answers, would
+wait.
+"""
+
+_KINDS: Final = {ENCODE.path: "encode", SCORE.path: "score", EXTRACT.path: "extract"}
+"""Methods of calls that may share a stream, and their fields of MultiplexedCall."""
 
 
 class AsyncTransport:
@@ -30,21 +37,18 @@ class AsyncTransport:
         self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channels = Channels(self._open, tls)
-        # The state: streams of each channel.
-        self._streams: WeakKeyDictionary[PooledChannel[grpc.aio.Channel], Streams] = (
-            WeakKeyDictionary()
-        )
+        self._streams = Streams(MULTIPLEX)
 
     async def send(
         self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata
     ) -> R:
         self._check_loop()
         pooled = self._channels.acquire(address)
-        kind = KINDS.get(method.path)
+        kind = _KINDS.get(method.path)
         try:
             if kind is not None:
                 return await self._send_with_others(
-                    pooled, address, kind, method, request, timeout, metadata
+                    pooled, kind, method, request, timeout, metadata
                 )
             reply: R = await pooled.method(method)(request, timeout=timeout, metadata=metadata)
         except grpc.aio.AioRpcError as error:
@@ -57,7 +61,6 @@ class AsyncTransport:
     async def _send_with_others(
         self,
         pooled: PooledChannel[grpc.aio.Channel],
-        address: str,
         kind: str,
         method: Method[Q, R],
         request: Q,
@@ -65,23 +68,17 @@ class AsyncTransport:
         metadata: Metadata,
     ) -> R:
         """Send a call on a stream if other calls are in flight, else as `pooled.method` does."""
-        streams = self._streams.get(pooled)
-        if streams is None:
-            streams = self._streams[pooled] = Streams(
-                lambda shared: pooled.exchange(MULTIPLEX)(metadata=shared), address
-            )
-        group = streams.enter(metadata)
+        group = self._streams.enter(pooled, metadata)
         try:
-            stream = streams.stream(group)
+            stream = self._streams.find(group)
+            if stream is None and group.calls > 1 and not group.is_limited:
+                stream = self._streams.open(pooled, group)
             if stream is not None and len(body := method.serialize(request)) <= MAX_STREAMED_BYTES:
-                try:
-                    return method.parse(await stream.call(kind, body, timeout, metadata))
-                except Unsupported:
-                    streams.unsupported()
+                return method.parse(await stream.call(kind, body, timeout, metadata))
             reply: R = await pooled.method(method)(request, timeout=timeout, metadata=metadata)
             return reply
         finally:
-            streams.leave(group)
+            self._streams.leave(pooled, group)
 
     async def receive(
         self,
@@ -154,8 +151,7 @@ class AsyncTransport:
 
     async def close(self) -> None:
         """Close the channels, which ends calls in flight. Idempotent."""
-        for streams in list(self._streams.values()):
-            await streams.close()
+        await self._streams.close()
         for channel in self._channels.close():
             await channel.close()
 

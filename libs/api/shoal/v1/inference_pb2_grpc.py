@@ -158,7 +158,7 @@ class InferenceServiceServicer(object):
         """Many calls of Encode, Score and Extract on one stream, which costs both sides less than a call of gRPC's for each, and answers
         that are ready together are sent together. Each call is treated, limited, counted and answered as if it had been made alone; they are
         answered in any order. A credential that is not valid any more ends the stream, and so does the router after four minutes: its
-        calls in progress may be repeated with the same request id. A router that does not know it answers UNIMPLEMENTED.
+        calls in progress may be repeated with the same request id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

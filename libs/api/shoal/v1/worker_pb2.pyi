@@ -1,5 +1,6 @@
 from shoal.v1 import inference_pb2 as _inference_pb2
 from shoal.v1 import models_pb2 as _models_pb2
+from shoal.v1 import multiplex_pb2 as _multiplex_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -337,22 +338,6 @@ class ConnectResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class WorkerCall(_message.Message):
-    __slots__ = ("number", "pull", "complete", "cancelled", "written", "traceparent")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    PULL_FIELD_NUMBER: _ClassVar[int]
-    COMPLETE_FIELD_NUMBER: _ClassVar[int]
-    CANCELLED_FIELD_NUMBER: _ClassVar[int]
-    WRITTEN_FIELD_NUMBER: _ClassVar[int]
-    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    pull: PullRequest
-    complete: CompleteRequest
-    cancelled: bool
-    written: WrittenRequest
-    traceparent: str
-    def __init__(self, number: _Optional[int] = ..., pull: _Optional[_Union[PullRequest, _Mapping]] = ..., complete: _Optional[_Union[CompleteRequest, _Mapping]] = ..., cancelled: bool = ..., written: _Optional[_Union[WrittenRequest, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
-
 class WrittenRequest(_message.Message):
     __slots__ = ("worker_id", "texts")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -382,37 +367,3 @@ class WrittenText(_message.Message):
 class WrittenResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class ExchangeRequest(_message.Message):
-    __slots__ = ("calls",)
-    CALLS_FIELD_NUMBER: _ClassVar[int]
-    calls: _containers.RepeatedCompositeFieldContainer[WorkerCall]
-    def __init__(self, calls: _Optional[_Iterable[_Union[WorkerCall, _Mapping]]] = ...) -> None: ...
-
-class Refusal(_message.Message):
-    __slots__ = ("code", "message")
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    code: int
-    message: str
-    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
-
-class CallAnswer(_message.Message):
-    __slots__ = ("number", "pull", "complete", "refusal", "written")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    PULL_FIELD_NUMBER: _ClassVar[int]
-    COMPLETE_FIELD_NUMBER: _ClassVar[int]
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    WRITTEN_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    pull: PullResponse
-    complete: CompleteResponse
-    refusal: Refusal
-    written: WrittenResponse
-    def __init__(self, number: _Optional[int] = ..., pull: _Optional[_Union[PullResponse, _Mapping]] = ..., complete: _Optional[_Union[CompleteResponse, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., written: _Optional[_Union[WrittenResponse, _Mapping]] = ...) -> None: ...
-
-class ExchangeResponse(_message.Message):
-    __slots__ = ("answers",)
-    ANSWERS_FIELD_NUMBER: _ClassVar[int]
-    answers: _containers.RepeatedCompositeFieldContainer[CallAnswer]
-    def __init__(self, answers: _Optional[_Iterable[_Union[CallAnswer, _Mapping]]] = ...) -> None: ...

@@ -2,6 +2,7 @@
 """Client and server classes corresponding to protobuf-defined services."""
 import grpc
 
+from shoal.v1 import multiplex_pb2 as shoal_dot_v1_dot_multiplex__pb2
 from shoal.v1 import worker_pb2 as shoal_dot_v1_dot_worker__pb2
 
 
@@ -15,16 +16,6 @@ class WorkerServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Pull = channel.unary_unary(
-                '/shoal.v1.WorkerService/Pull',
-                request_serializer=shoal_dot_v1_dot_worker__pb2.PullRequest.SerializeToString,
-                response_deserializer=shoal_dot_v1_dot_worker__pb2.PullResponse.FromString,
-                )
-        self.Complete = channel.unary_unary(
-                '/shoal.v1.WorkerService/Complete',
-                request_serializer=shoal_dot_v1_dot_worker__pb2.CompleteRequest.SerializeToString,
-                response_deserializer=shoal_dot_v1_dot_worker__pb2.CompleteResponse.FromString,
-                )
         self.Heartbeat = channel.unary_unary(
                 '/shoal.v1.WorkerService/Heartbeat',
                 request_serializer=shoal_dot_v1_dot_worker__pb2.HeartbeatRequest.SerializeToString,
@@ -35,30 +26,16 @@ class WorkerServiceStub(object):
                 request_serializer=shoal_dot_v1_dot_worker__pb2.ConnectRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_worker__pb2.ConnectResponse.FromString,
                 )
-        self.Exchange = channel.stream_stream(
-                '/shoal.v1.WorkerService/Exchange',
-                request_serializer=shoal_dot_v1_dot_worker__pb2.ExchangeRequest.SerializeToString,
-                response_deserializer=shoal_dot_v1_dot_worker__pb2.ExchangeResponse.FromString,
+        self.Multiplex = channel.stream_stream(
+                '/shoal.v1.WorkerService/Multiplex',
+                request_serializer=shoal_dot_v1_dot_multiplex__pb2.MultiplexRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_multiplex__pb2.MultiplexResponse.FromString,
                 )
 
 
 class WorkerServiceServicer(object):
     """Hands out work. A worker may call any router, and another one for each call.
     """
-
-    def Pull(self, request, context):
-        """Waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer means that none arrived.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Complete(self, request, context):
-        """Returns results, failures and unfinished jobs of a leased batch.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
         """Reports the worker, renews its leases, and brings back directives and cancellations. Every 2 s, and at once when a model's state
@@ -76,10 +53,13 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Exchange(self, request_iterator, context):
-        """Carries the Pull and Complete calls of one worker on one stream, many at a time: a message on a stream costs both sides a third of
-        a call. A call that may not be made (PERMISSION_DENIED) ends the stream. A worker opens another one every minute, since a router
-        ends those of four minutes. Messages above 1 MiB are sent with Pull and Complete.
+    def Multiplex(self, request_iterator, context):
+        """Carries the calls of one worker that hand out and take back work, many at a time:
+        - `pull` (PullRequest, PullResponse) waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer
+        means that none arrived.
+        - `complete` (CompleteRequest, CompleteResponse) returns results, failures and unfinished jobs of a leased batch.
+        - `written` (WrittenRequest, WrittenResponse) passes on what models have written so far. It may be lost.
+        A router ends a stream of four minutes; workers open another one every half minute, which may reach another router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,16 +68,6 @@ class WorkerServiceServicer(object):
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Pull': grpc.unary_unary_rpc_method_handler(
-                    servicer.Pull,
-                    request_deserializer=shoal_dot_v1_dot_worker__pb2.PullRequest.FromString,
-                    response_serializer=shoal_dot_v1_dot_worker__pb2.PullResponse.SerializeToString,
-            ),
-            'Complete': grpc.unary_unary_rpc_method_handler(
-                    servicer.Complete,
-                    request_deserializer=shoal_dot_v1_dot_worker__pb2.CompleteRequest.FromString,
-                    response_serializer=shoal_dot_v1_dot_worker__pb2.CompleteResponse.SerializeToString,
-            ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
                     request_deserializer=shoal_dot_v1_dot_worker__pb2.HeartbeatRequest.FromString,
@@ -108,10 +78,10 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     request_deserializer=shoal_dot_v1_dot_worker__pb2.ConnectRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_worker__pb2.ConnectResponse.SerializeToString,
             ),
-            'Exchange': grpc.stream_stream_rpc_method_handler(
-                    servicer.Exchange,
-                    request_deserializer=shoal_dot_v1_dot_worker__pb2.ExchangeRequest.FromString,
-                    response_serializer=shoal_dot_v1_dot_worker__pb2.ExchangeResponse.SerializeToString,
+            'Multiplex': grpc.stream_stream_rpc_method_handler(
+                    servicer.Multiplex,
+                    request_deserializer=shoal_dot_v1_dot_multiplex__pb2.MultiplexRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_multiplex__pb2.MultiplexResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -123,40 +93,6 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 class WorkerService(object):
     """Hands out work. A worker may call any router, and another one for each call.
     """
-
-    @staticmethod
-    def Pull(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/shoal.v1.WorkerService/Pull',
-            shoal_dot_v1_dot_worker__pb2.PullRequest.SerializeToString,
-            shoal_dot_v1_dot_worker__pb2.PullResponse.FromString,
-            options, channel_credentials,
-            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
-
-    @staticmethod
-    def Complete(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/shoal.v1.WorkerService/Complete',
-            shoal_dot_v1_dot_worker__pb2.CompleteRequest.SerializeToString,
-            shoal_dot_v1_dot_worker__pb2.CompleteResponse.FromString,
-            options, channel_credentials,
-            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
     def Heartbeat(request,
@@ -193,7 +129,7 @@ class WorkerService(object):
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
-    def Exchange(request_iterator,
+    def Multiplex(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -203,8 +139,8 @@ class WorkerService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(request_iterator, target, '/shoal.v1.WorkerService/Exchange',
-            shoal_dot_v1_dot_worker__pb2.ExchangeRequest.SerializeToString,
-            shoal_dot_v1_dot_worker__pb2.ExchangeResponse.FromString,
+        return grpc.experimental.stream_stream(request_iterator, target, '/shoal.v1.WorkerService/Multiplex',
+            shoal_dot_v1_dot_multiplex__pb2.MultiplexRequest.SerializeToString,
+            shoal_dot_v1_dot_multiplex__pb2.MultiplexResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -7,6 +7,7 @@ import abc
 import collections.abc
 import grpc
 import grpc.aio
+import shoal.v1.multiplex_pb2
 import shoal.v1.worker_pb2
 import typing
 
@@ -21,18 +22,6 @@ class WorkerServiceStub:
     """Hands out work. A worker may call any router, and another one for each call."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
-    Pull: grpc.UnaryUnaryMultiCallable[
-        shoal.v1.worker_pb2.PullRequest,
-        shoal.v1.worker_pb2.PullResponse,
-    ]
-    """Waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer means that none arrived."""
-
-    Complete: grpc.UnaryUnaryMultiCallable[
-        shoal.v1.worker_pb2.CompleteRequest,
-        shoal.v1.worker_pb2.CompleteResponse,
-    ]
-    """Returns results, failures and unfinished jobs of a leased batch."""
-
     Heartbeat: grpc.UnaryUnaryMultiCallable[
         shoal.v1.worker_pb2.HeartbeatRequest,
         shoal.v1.worker_pb2.HeartbeatResponse,
@@ -49,29 +38,20 @@ class WorkerServiceStub:
     at once instead of running out. A router ends it after some minutes; the worker then opens it again, at any router.
     """
 
-    Exchange: grpc.StreamStreamMultiCallable[
-        shoal.v1.worker_pb2.ExchangeRequest,
-        shoal.v1.worker_pb2.ExchangeResponse,
+    Multiplex: grpc.StreamStreamMultiCallable[
+        shoal.v1.multiplex_pb2.MultiplexRequest,
+        shoal.v1.multiplex_pb2.MultiplexResponse,
     ]
-    """Carries the Pull and Complete calls of one worker on one stream, many at a time: a message on a stream costs both sides a third of
-    a call. A call that may not be made (PERMISSION_DENIED) ends the stream. A worker opens another one every minute, since a router
-    ends those of four minutes. Messages above 1 MiB are sent with Pull and Complete.
+    """Carries the calls of one worker that hand out and take back work, many at a time:
+    - `pull` (PullRequest, PullResponse) waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer
+      means that none arrived.
+    - `complete` (CompleteRequest, CompleteResponse) returns results, failures and unfinished jobs of a leased batch.
+    - `written` (WrittenRequest, WrittenResponse) passes on what models have written so far. It may be lost.
+    A router ends a stream of four minutes; workers open another one every half minute, which may reach another router.
     """
 
 class WorkerServiceAsyncStub:
     """Hands out work. A worker may call any router, and another one for each call."""
-
-    Pull: grpc.aio.UnaryUnaryMultiCallable[
-        shoal.v1.worker_pb2.PullRequest,
-        shoal.v1.worker_pb2.PullResponse,
-    ]
-    """Waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer means that none arrived."""
-
-    Complete: grpc.aio.UnaryUnaryMultiCallable[
-        shoal.v1.worker_pb2.CompleteRequest,
-        shoal.v1.worker_pb2.CompleteResponse,
-    ]
-    """Returns results, failures and unfinished jobs of a leased batch."""
 
     Heartbeat: grpc.aio.UnaryUnaryMultiCallable[
         shoal.v1.worker_pb2.HeartbeatRequest,
@@ -89,33 +69,20 @@ class WorkerServiceAsyncStub:
     at once instead of running out. A router ends it after some minutes; the worker then opens it again, at any router.
     """
 
-    Exchange: grpc.aio.StreamStreamMultiCallable[
-        shoal.v1.worker_pb2.ExchangeRequest,
-        shoal.v1.worker_pb2.ExchangeResponse,
+    Multiplex: grpc.aio.StreamStreamMultiCallable[
+        shoal.v1.multiplex_pb2.MultiplexRequest,
+        shoal.v1.multiplex_pb2.MultiplexResponse,
     ]
-    """Carries the Pull and Complete calls of one worker on one stream, many at a time: a message on a stream costs both sides a third of
-    a call. A call that may not be made (PERMISSION_DENIED) ends the stream. A worker opens another one every minute, since a router
-    ends those of four minutes. Messages above 1 MiB are sent with Pull and Complete.
+    """Carries the calls of one worker that hand out and take back work, many at a time:
+    - `pull` (PullRequest, PullResponse) waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer
+      means that none arrived.
+    - `complete` (CompleteRequest, CompleteResponse) returns results, failures and unfinished jobs of a leased batch.
+    - `written` (WrittenRequest, WrittenResponse) passes on what models have written so far. It may be lost.
+    A router ends a stream of four minutes; workers open another one every half minute, which may reach another router.
     """
 
 class WorkerServiceServicer(metaclass=abc.ABCMeta):
     """Hands out work. A worker may call any router, and another one for each call."""
-
-    @abc.abstractmethod
-    def Pull(
-        self,
-        request: shoal.v1.worker_pb2.PullRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[shoal.v1.worker_pb2.PullResponse, collections.abc.Awaitable[shoal.v1.worker_pb2.PullResponse]]:
-        """Waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer means that none arrived."""
-
-    @abc.abstractmethod
-    def Complete(
-        self,
-        request: shoal.v1.worker_pb2.CompleteRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[shoal.v1.worker_pb2.CompleteResponse, collections.abc.Awaitable[shoal.v1.worker_pb2.CompleteResponse]]:
-        """Returns results, failures and unfinished jobs of a leased batch."""
 
     @abc.abstractmethod
     def Heartbeat(
@@ -138,14 +105,17 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def Exchange(
+    def Multiplex(
         self,
-        request_iterator: _MaybeAsyncIterator[shoal.v1.worker_pb2.ExchangeRequest],
+        request_iterator: _MaybeAsyncIterator[shoal.v1.multiplex_pb2.MultiplexRequest],
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[shoal.v1.worker_pb2.ExchangeResponse], collections.abc.AsyncIterator[shoal.v1.worker_pb2.ExchangeResponse]]:
-        """Carries the Pull and Complete calls of one worker on one stream, many at a time: a message on a stream costs both sides a third of
-        a call. A call that may not be made (PERMISSION_DENIED) ends the stream. A worker opens another one every minute, since a router
-        ends those of four minutes. Messages above 1 MiB are sent with Pull and Complete.
+    ) -> typing.Union[collections.abc.Iterator[shoal.v1.multiplex_pb2.MultiplexResponse], collections.abc.AsyncIterator[shoal.v1.multiplex_pb2.MultiplexResponse]]:
+        """Carries the calls of one worker that hand out and take back work, many at a time:
+        - `pull` (PullRequest, PullResponse) waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer
+          means that none arrived.
+        - `complete` (CompleteRequest, CompleteResponse) returns results, failures and unfinished jobs of a leased batch.
+        - `written` (WrittenRequest, WrittenResponse) passes on what models have written so far. It may be lost.
+        A router ends a stream of four minutes; workers open another one every half minute, which may reach another router.
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -90,7 +90,8 @@ async def encode(
         return result
     again = replace(encoding, expect_embedding_id="")
     plan = EncodePlan(items, again, result.alias.other_model, options)
-    other = await client._caller.run(plan, {**options, "on_progress": None})
+    silent: EncodeOptions = {**options, "on_progress": None}
+    other = await client._caller.run(plan, silent)
     return replace(result, other=results.writable(other) if writable else other)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from libs.catalog.card import MAX_LABEL_CHARACTERS, MAX_LABELS, MAX_PROMPT_CHARACTERS, MAX_PROMPTS
-from libs.serving.calls.decode import MAX_REQUEST_BYTES, TRANSPORT_LIMIT_BYTES
+from libs.serving.calls.decode import MAX_REQUEST_BYTES
 from services.router.admission.validation.limits import (
     BYTES,
     CHARACTERS,
@@ -22,22 +22,29 @@ from services.router.admission.validation.limits import (
     table,
 )
 
-PULL: Final = Limit("a whole pull", ("PullRequest",), 8 * MIB, BYTES)
+PULL: Final = Limit("a whole pull", ("PullRequest", "MultiplexedCall.pull"), 8 * MIB, BYTES)
 """10,000 lanes with names of maximum length take 6 MB."""
 CONNECT: Final = Limit("a whole request to connect", ("ConnectRequest",), MIB, BYTES)
 HEARTBEAT: Final = Limit("a whole heartbeat", ("HeartbeatRequest",), MAX_REQUEST_BYTES, BYTES)
 """Every router and scheduler reads it."""
-EXCHANGE: Final = Limit(
-    "all calls of one message of a worker's stream", ("ExchangeRequest",), 4 * MIB, BYTES
+MULTIPLEX: Final = Limit(
+    "all calls of one message of a worker's stream", ("MultiplexRequest",), 72 * MIB, BYTES
 )
-"""Workers make larger calls separately, not on the stream."""
 COMPLETE: Final = Limit(
-    "all answers of one call", ("CompleteRequest",), TRANSPORT_LIMIT_BYTES, BYTES
+    "all answers of one call",
+    ("CompleteRequest", "MultiplexedCall.complete"),
+    MAX_REQUEST_BYTES,
+    BYTES,
+)
+STREAMED: Final = Limit(
+    "all generated text of one call",
+    ("WrittenRequest", "MultiplexedCall.written"),
+    4 * MIB,
+    BYTES,
 )
 
 NAME: Final = Limit(
-    "an id: of a worker, its process, a lease, a job, a model, an adapter, models on disk; a trace "
-    "context",
+    "an id: of a worker, its process, a lease, a job, a model, an adapter, models on disk",
     (
         *(
             f"{name}.worker_id"
@@ -58,8 +65,7 @@ NAME: Final = Limit(
             "WorkerModel.model",
             "WorkerModel.adapters",
         ),
-        *("WorkerModel.failed_adapters", "ModelCard.model", "WorkerCall.traceparent"),
-        "HeartbeatRequest.on_disk_tag",
+        *("WorkerModel.failed_adapters", "ModelCard.model", "HeartbeatRequest.on_disk_tag"),
         *("WrittenText.job_id", "WrittenText.router", "WrittenText.batch_id"),
     ),
     256,
@@ -72,7 +78,7 @@ POOL: Final = Limit(
     CHARACTERS,
 )
 MANY: Final = Limit(
-    "lanes, answers, models, leases, calls; adapters of a model",
+    "lanes, answers, models, leases; adapters of a model",
     (
         *(
             "PullRequest.lanes",
@@ -82,7 +88,6 @@ MANY: Final = Limit(
             "HeartbeatRequest.batches",
         ),
         *(
-            "ExchangeRequest.calls",
             "WorkerModel.adapters",
             "WorkerModel.failed_adapters",
             "WrittenRequest.texts",
@@ -138,8 +143,9 @@ ALL: Final = (
     PULL,
     CONNECT,
     HEARTBEAT,
-    EXCHANGE,
+    MULTIPLEX,
     COMPLETE,
+    STREAMED,
     NAME,
     POOL,
     MANY,
@@ -162,10 +168,11 @@ METHODS: Final = {
     "Pull": PULL.most,
     "Connect": CONNECT.most,
     "Heartbeat": HEARTBEAT.most,
-    "Exchange": EXCHANGE.most,
+    "Multiplex": MULTIPLEX.most,
     "Complete": COMPLETE.most,
+    "Written": STREAMED.most,
 }
-"""Maximum bytes of a request, by method of WorkerService."""
+"""Maximum bytes of a request, by method of WorkerService and by call on its stream."""
 
 if __name__ == "__main__":
     print(table(ALL), end="")

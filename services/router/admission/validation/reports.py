@@ -70,13 +70,6 @@ def check_connect(request: worker_pb2.ConnectRequest) -> None:
     _check_name(request.epoch, "epoch")
 
 
-def check_exchange(request: worker_pb2.ExchangeRequest) -> None:
-    """Raise InvalidInput for an invalid message. Each call has a separate check."""
-    limits.MANY.check(len(request.calls), "calls")
-    for index, call in enumerate(request.calls):
-        _check_optional(call.traceparent, f"calls[{index}].traceparent")
-
-
 def check_written(request: worker_pb2.WrittenRequest) -> None:
     """Raises InvalidInput."""
     _check_name(request.worker_id, "worker_id")

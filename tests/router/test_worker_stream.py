@@ -13,67 +13,34 @@ from typing import Any
 import grpc
 import pytest
 from shoal.v1 import worker_pb2
+from shoal.v1.multiplex_pb2 import MultiplexedAnswer, MultiplexedCall
 
 from libs.serving import Security
 from libs.versions import WIRE_VERSION
 from services.router import app
-from services.router.lanes import exchange
 from services.router.settings import Settings
-from tests.router.parts import answer, router, vector, worker_stub
+from tests.router.parts import Stream, answer, changed, router, vector, worker_stub
 from tests.router.test_cancel import asking
 from tests.support.redis import RedisServer
-
-
-class Stream:
-    """A worker's side of one stream."""
-
-    def __init__(
-        self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()
-    ) -> None:
-        self._call: Any = worker_stub(channel).Exchange(metadata=metadata)
-
-    async def send(self, *calls: worker_pb2.WorkerCall) -> None:
-        await self._call.write(worker_pb2.ExchangeRequest(calls=calls))
-
-    async def answers(self, count: int) -> dict[int, worker_pb2.CallAnswer]:
-        """The next answers, by number."""
-        found: dict[int, worker_pb2.CallAnswer] = {}
-        async with asyncio.timeout(60):
-            while len(found) < count:
-                response = await self._call.read()
-                assert response is not grpc.aio.EOF, "the stream ended"
-                found |= {one.number: one for one in response.answers}
-        return found
-
-    async def end(self) -> grpc.StatusCode:
-        async with asyncio.timeout(60):
-            try:
-                while await self._call.read() is not grpc.aio.EOF:
-                    pass
-            except grpc.aio.AioRpcError as error:
-                code: grpc.StatusCode = error.code()
-                return code
-            return await self._call.code()
-
-    async def close(self) -> None:
-        await self._call.done_writing()
-
-    def cut(self) -> None:
-        self._call.cancel()
 
 
 @asynccontextmanager
 async def streaming(redis_url: str) -> AsyncIterator[tuple[Any, Stream]]:
     # An abandoned batch is given back by the router, not by the end of its lease.
     async with router(redis_url, lease_ms=600_000) as client:
-        yield client, Stream(client.channel)
+        yield client, Stream(worker_stub(client.channel))
 
 
-def pull(number: int, **more: Any) -> worker_pb2.WorkerCall:
-    return worker_pb2.WorkerCall(number=number, pull=asking(**more))
+def pull(number: int, **more: Any) -> MultiplexedCall:
+    return MultiplexedCall(number=number, pull=asking(**more).SerializeToString())
 
 
-def completing(number: int, pulled: worker_pb2.PullResponse) -> worker_pb2.WorkerCall:
+def pulled_by(answer: MultiplexedAnswer) -> worker_pb2.PullResponse:
+    assert answer.WhichOneof("outcome") == "response"
+    return worker_pb2.PullResponse.FromString(answer.response)
+
+
+def completing(number: int, pulled: worker_pb2.PullResponse) -> MultiplexedCall:
     jobs = [worker_pb2.Job.FromString(payload) for payload in pulled.jobs]
     done = [
         worker_pb2.CompletedJob(job_id=job.job_id, result=answer(job).SerializeToString())
@@ -82,20 +49,19 @@ def completing(number: int, pulled: worker_pb2.PullResponse) -> worker_pb2.Worke
     request = worker_pb2.CompleteRequest(
         worker_id="w1", lane=pulled.lane, batch_id=pulled.batch_id, jobs=done, release=True
     )
-    return worker_pb2.WorkerCall(number=number, complete=request)
+    return MultiplexedCall(number=number, complete=request.SerializeToString())
 
 
 async def test_jobs_and_their_answers_go_over_one_stream(redis_url: str) -> None:
     async with streaming(redis_url) as (client, stream):
         call = asyncio.create_task(client.encode("a text", timeout=120))
         await stream.send(pull(1), pull(7, worker_id="w1", wait_seconds=0.0))
-        found = await stream.answers(2)
-        pulled = next(one.pull for one in found.values() if one.pull.batch_id)
-        assert sorted(len(one.pull.jobs) for one in found.values()) == [0, 1], (
-            "one job, in one of the answers"
-        )
+        found = [pulled_by(one) for one in (await stream.answers(2)).values()]
+        pulled = next(one for one in found if one.batch_id)
+        assert sorted(len(one.jobs) for one in found) == [0, 1], "one job, in one of the answers"
         await stream.send(completing(8, pulled))
-        assert (await stream.answers(1))[8].complete.accepted == 1
+        completed = (await stream.answers(1))[8].response
+        assert worker_pb2.CompleteResponse.FromString(completed).accepted == 1
         assert (await call).dense.data == vector("a text")
         await stream.close()
         assert await stream.end() is grpc.StatusCode.OK
@@ -128,7 +94,7 @@ async def test_batch_of_abandoned_pull_goes_to_another_worker(redis_url: str, ho
         if how == "cut":
             stream.cut()
         else:
-            await stream.send(worker_pb2.WorkerCall(number=1, cancelled=True))
+            await stream.send(MultiplexedCall(number=1, cancelled=True))
         call = asyncio.create_task(client.encode("a text", timeout=120))
         taken = await worker_stub(client.channel).Pull(asking("w2"))
         assert len(taken.jobs) == 1
@@ -138,49 +104,36 @@ async def test_batch_of_abandoned_pull_goes_to_another_worker(redis_url: str, ho
 async def test_call_that_is_cancelled_before_it_begins_leaves_nothing(redis_url: str) -> None:
     async with streaming(redis_url) as (_, stream):
         await stream.send(
-            pull(1), worker_pb2.WorkerCall(number=1, cancelled=True), pull(2, wait_seconds=0.0)
+            pull(1), MultiplexedCall(number=1, cancelled=True), pull(2, wait_seconds=0.0)
         )
         assert list(await stream.answers(1)) == [2]
         await stream.send(pull(1, wait_seconds=0.0))
-        assert (await stream.answers(1))[1].WhichOneof("outcome") == "pull"
+        pulled_by((await stream.answers(1))[1])
         await stream.close()
         assert await stream.end() is grpc.StatusCode.OK
 
 
 async def test_invalid_call_is_refused_and_others_continue(redis_url: str) -> None:
     async with streaming(redis_url) as (_, stream):
-        wrong = pull(1)
-        wrong.pull.budget_jobs = 0
-        old = pull(2)
-        old.pull.worker_id = ""
-        await stream.send(wrong, old, worker_pb2.WorkerCall(number=3), pull(4, wait_seconds=0.0))
-        found = await stream.answers(4)
-        assert [found[number].refusal.code for number in (1, 2, 3)] == [
-            grpc.StatusCode.INVALID_ARGUMENT.value[0]
-        ] * 3
-        assert "budget_jobs" in found[1].refusal.message
-        assert found[4].WhichOneof("outcome") == "pull"
-        await stream.send(pull(5), pull(5))
-        refused = (await stream.answers(1))[5].refusal
-        assert "number" in refused.message
+        wrong = {
+            "budget_jobs": changed(asking(), budget_jobs=0).SerializeToString(),
+            "worker_id": asking("").SerializeToString(),
+            "PullRequest": b"\xff",
+        }
+        calls = [
+            MultiplexedCall(number=number, pull=body) for number, body in enumerate(wrong.values())
+        ]
+        await stream.send(*calls, MultiplexedCall(number=3, encode=b""), pull(4, wait_seconds=0.0))
+        found = await stream.answers(5)
+        for number, words in enumerate((*wrong, "kind")):
+            assert found[number].failure.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+            assert words in found[number].failure.message
+        pulled_by(found[4])
         stream.cut()
 
 
-async def test_invalid_message_ends_stream(redis_url: str) -> None:
-    async with streaming(redis_url) as (_, stream):
-        await stream.send(worker_pb2.WorkerCall(number=1, traceparent="x" * 257, pull=asking()))
-        assert await stream.end() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def test_stream_ends_at_its_age(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "EXCHANGE_SECONDS", 0.2)
-    async with streaming(redis_url) as (_, stream):
-        await stream.send(pull(1))
-        assert await stream.end() is grpc.StatusCode.OK
-
-
 @pytest.mark.usefixtures("redis")
-async def test_worker_id_of_another_credential_ends_the_stream(
+async def test_worker_id_of_another_credential_is_refused(
     server: RedisServer, tmp_path: Path
 ) -> None:
     tokens = tmp_path / "tokens.yaml"
@@ -205,6 +158,8 @@ async def test_worker_id_of_another_credential_ends_the_stream(
             wire_version=WIRE_VERSION, worker_id="w1", epoch="e", pool="cpu"
         )
         await worker_stub(channel).Heartbeat(beat, metadata=mine)
-        stream = Stream(channel, other)
+        stream = Stream(worker_stub(channel), *other)
         await stream.send(pull(1))
-        assert await stream.end() is grpc.StatusCode.PERMISSION_DENIED
+        failure = (await stream.answers(1))[1].failure
+        assert failure.code == grpc.StatusCode.PERMISSION_DENIED.value[0]
+        stream.cut()
