@@ -6,12 +6,70 @@ from __future__ import annotations
 
 from libs.queue.scripts import Reply, Rest, script
 
+(
+    WORKERS,
+    CHANGES,
+    GONE,
+    HEARD,
+    USAGE,
+    DISKS,
+    DISK_TAGS,
+    GENERATION,
+    COUNTER,
+    CARDS,
+    CARD_CHANGES,
+    FAILURES,
+    STRIKES,
+    ROUTERS,
+    LEADER,
+    FENCES,
+    NOTES,
+) = (
+    f"v1:{{fleet}}:{part}"
+    for part in (
+        "workers",
+        "changes",
+        "gone",
+        "heard",
+        "usage",
+        "disks",
+        "disk_tags",
+        "generation",
+        "counter",
+        "cards",
+        "card_changes",
+        "failures",
+        "strikes",
+        "routers",
+        "leader",
+        "fences",
+        "notes",
+    )
+)
 
-@script("workers", "cards", "cards_revision", "lists", "tags", prologue="fleet")
+_REGISTER = {
+    "workers": WORKERS,
+    "changes": CHANGES,
+    "gone": GONE,
+    "heard": HEARD,
+    "usage": USAGE,
+    "lists": DISKS,
+    "tags": DISK_TAGS,
+    "generation": GENERATION,
+    "counter": COUNTER,
+}
+"""The keys that change together with the register of workers, by their names in the scripts."""
+REGISTER = tuple(_REGISTER.values())
+
+
+@script(*_REGISTER, "cards", "card_changes", prologue="fleet")
 async def report(
     *,
     worker_id: str,
+    known: str,
+    repeated: str,
     heartbeat: bytes,
+    used: str,
     leaving: bool,
     tag: str,
     on_disk: bytes,
@@ -20,8 +78,23 @@ async def report(
 ) -> Reply: ...
 
 
-@script("workers", "lists", "tags")
-async def forget(*, worker_id: str, heard_ms: str) -> Reply: ...
+@script(*_REGISTER, prologue="fleet")
+async def forget(*, silent: Rest) -> Reply: ...
+
+
+@script(
+    *("workers", "changes", "gone", "heard", "generation", "counter"),
+    *("cards", "card_changes", "failures", "leader"),
+    prologue="fleet",
+)
+async def read(*, known: str, since: int, limit: int, silent_ms: int) -> Reply: ...
+
+
+READ = (
+    *(WORKERS, CHANGES, GONE, HEARD, GENERATION, COUNTER),
+    *(CARDS, CARD_CHANGES, FAILURES, LEADER),
+)
+"""The keys of `read`."""
 
 
 @script("failures", "strikes", prologue="fleet")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from shoal.v1 import models_pb2, worker_pb2
 
@@ -18,6 +19,13 @@ reached.
 """
 
 HELD = (*LOADING_STATES, models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_RESIDENT)
+
+SILENT_MS = 4_000
+"""Two heartbeats. Readers know the time of the last heartbeat only of workers that have been silent
+for longer: the times of all would be a read of each worker every second.
+"""
+
+_NONE: Mapping[str, WorkerRecord] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +91,23 @@ class WorkerRecord:
     batch_tokens: int
     draining: bool
     heartbeat_ms: int
-    """When it arrived, Unix time by Redis' clock."""
+    """When the heartbeat with these values arrived, Unix time by Redis' clock. Later ones that
+    differ in nothing but expected values are not stored (`drift.py`).
+    """
     models: Mapping[str, WorkerModelRecord]
     host_memory_bytes: int = 0
     host_used_bytes: int = 0
     preempted_in_seconds: float | None = None
     plan: int = 0
     wire_version: int = 0
-    device_seconds: float = 0.0
-    wasted_seconds: float = 0.0
     subject: str = ""
     """The subject of the heartbeat's credential; empty without one."""
     kernels: str = ""
     """The native kernels that a CPU worker uses, or "none: " and the reason."""
     local_models_only: bool = False
     """It has no store: it can load only models that it has on disk."""
+    silent_since_ms: int | None = None
+    """When its last heartbeat arrived, if that was more than SILENT_MS ago, else None."""
     held: tuple[WorkerModelRecord, ...] = field(init=False, compare=False, repr=False)
     """Its models that are warm, resident or being loaded."""
 
@@ -138,8 +148,6 @@ class WorkerRecord:
             else None,
             plan=heartbeat.plan,
             wire_version=heartbeat.wire_version,
-            device_seconds=heartbeat.device_seconds,
-            wasted_seconds=heartbeat.wasted_seconds,
             subject=heartbeat.subject,
             kernels=heartbeat.kernels,
             local_models_only=heartbeat.local_models_only,
@@ -157,6 +165,10 @@ class WorkerRecord:
     def is_going(self) -> bool:
         """Return whether the worker drains, or its machine will be preempted."""
         return self.draining or self.preempted_in_seconds is not None
+
+    def silent_ms(self, now_ms: int) -> int:
+        """Return for how long it has sent no heartbeat, if that is more than SILENT_MS, else 0."""
+        return 0 if self.silent_since_ms is None else now_ms - self.silent_since_ms
 
     def state(self, model: str) -> models_pb2.ModelState:
         """Return the model's state on this worker; ABSENT if the worker does not list it."""
@@ -181,6 +193,58 @@ class LeaderRecord:
     """Seconds in which a new worker of each pool is expected to start."""
 
 
+class Index:
+    """Workers by pool, and by the models that they hold (HELD). Immutable."""
+
+    def __init__(self, workers: Iterable[WorkerRecord] = ()) -> None:
+        self._pools: dict[str, dict[str, WorkerRecord]] = {}
+        self._holders: dict[str, dict[str, WorkerRecord]] = {}
+        self._update((None, worker) for worker in workers)
+
+    def pools(self) -> Mapping[str, Mapping[str, WorkerRecord]]:
+        """Return the workers of each pool, by id."""
+        return self._pools
+
+    def holders(self, model: str) -> Mapping[str, WorkerRecord]:
+        """Return the workers that hold the model, by id: the same object until one of their records
+        changes.
+        """
+        return self._holders.get(model, _NONE)
+
+    def changed(self, changes: Iterable[tuple[WorkerRecord | None, WorkerRecord | None]]) -> Index:
+        """Return an index with each first record replaced by the second one; None: without one.
+        Only what changes is copied.
+        """
+        index = Index()
+        index._pools, index._holders = dict(self._pools), dict(self._holders)
+        index._update(changes)
+        return index
+
+    def _update(self, changes: Iterable[tuple[WorkerRecord | None, WorkerRecord | None]]) -> None:
+        copied: set[tuple[int, str]] = set()
+
+        def own(places: dict[str, dict[str, WorkerRecord]], name: str) -> dict[str, WorkerRecord]:
+            if (id(places), name) not in copied:
+                copied.add((id(places), name))
+                places[name] = dict(places.get(name, _NONE))
+            return places[name]
+
+        for before, now in changes:
+            for record, keep in ((before, False), (now, True)):
+                if record is None:
+                    continue
+                found = [own(self._pools, record.pool)]
+                found += [own(self._holders, held.model) for held in record.held]
+                for workers in found:
+                    if keep:
+                        workers[record.worker_id] = record
+                    else:
+                        workers.pop(record.worker_id, None)
+        for places in (self._pools, self._holders):
+            for name in [name for name, workers in places.items() if not workers]:
+                del places[name]
+
+
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
     """The fleet at `now_ms` (Unix time by Redis' clock)."""
@@ -195,23 +259,53 @@ class FleetSnapshot:
     leader: LeaderRecord | None = None
     """The scheduler that decides where models go; None while none is alive."""
 
+    _index: list[Index] = field(default_factory=list, init=False, compare=False, repr=False)
+
+    @property
+    def index(self) -> Index:
+        """Return the index of `workers`."""
+        if not self._index:
+            self._index.append(Index(self.workers.values()))
+        return self._index[0]
+
+    def with_index(self, index: Index) -> FleetSnapshot:
+        """Set the index of `workers`, which is otherwise made at its first use, and return self."""
+        self._index[:] = [index]
+        return self
+
     def pools(self) -> set[str]:
         """Return the pools with a live worker that does not drain."""
-        return {worker.pool for worker in self.workers.values() if not worker.draining}
+        return {
+            pool
+            for pool, workers in self.index.pools().items()
+            if not all(worker.draining for worker in workers.values())
+        }
 
     def in_pool(self, pool: str) -> list[WorkerRecord]:
         """Return the pool's live workers that do not drain."""
+        workers = self.index.pools().get(pool, _NONE)
+        return [worker for worker in workers.values() if not worker.draining]
+
+    def has_staying(self, pool: str) -> bool:
+        """Return whether the pool has a live worker that neither drains nor will be preempted."""
+        workers = self.index.pools().get(pool, _NONE)
+        return not all(worker.is_going for worker in workers.values())
+
+    def holders(self, model: str) -> Collection[WorkerRecord]:
+        """Return live workers of any pool that hold the model (HELD)."""
+        return self.index.holders(model).values()
+
+    def holders_in(self, pool: str, model: str) -> list[WorkerRecord]:
+        """Return the pool's live workers that do not drain and hold the model."""
         return [
-            worker
-            for worker in self.workers.values()
-            if worker.pool == pool and not worker.draining
+            worker for worker in self.holders(model) if worker.pool == pool and not worker.draining
         ]
 
     def resident_on(self, model: str) -> list[WorkerRecord]:
         """Return live workers of any pool with the model on their device."""
         return [
             worker
-            for worker in self.workers.values()
+            for worker in self.holders(model)
             if worker.state(model) == models_pb2.MODEL_STATE_RESIDENT
         ]
 

@@ -638,7 +638,7 @@ class _Reading:
 def _health(worker: WorkerRecord, now_ms: int) -> Literal["ready", "preempting", "unhealthy"]:
     if worker.preempted_in_seconds is not None:
         return "preempting"
-    return "unhealthy" if now_ms - worker.heartbeat_ms > MISSED_HEARTBEATS_MS else "ready"
+    return "unhealthy" if worker.silent_ms(now_ms) > MISSED_HEARTBEATS_MS else "ready"
 
 
 def _mean(numbers: list[int]) -> int:

@@ -185,9 +185,13 @@ def _loaded_adapters(snapshot: FleetSnapshot) -> set[tuple[str, str]]:
 
 def is_new(model: str, snapshot: FleetSnapshot) -> bool:
     """Return True if no worker has the model, and no card describes it."""
-    return model not in snapshot.cards and not any(
-        worker.state(model) not in (models_pb2.MODEL_STATE_ABSENT, models_pb2.MODEL_STATE_FAILED)
-        for worker in snapshot.workers.values()
+    return (
+        model not in snapshot.cards
+        and not snapshot.holders(model)
+        and not any(
+            worker.state(model) == models_pb2.MODEL_STATE_COLD
+            for worker in snapshot.workers.values()
+        )
     )
 
 
