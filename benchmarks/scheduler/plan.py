@@ -87,7 +87,9 @@ def worker(
         if used + sizes[model] <= MEMORY:
             used += sizes[model]
             models[model] = record(model, models_pb2.MODEL_STATE_RESIDENT, sizes[model], chance)
-    return WorkerRecord(name, "epoch", "pool", "cpu", MEMORY, used, 8192, False, 1, models)
+    return WorkerRecord(
+        name, "epoch", "pool", "cpu", MEMORY, used, 8192, False, 1, models, listed=disk
+    )
 
 
 def record(

@@ -21,7 +21,7 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.fleet import scripts
 from libs.fleet.disks import Disks, ModelsOnDisk
-from libs.fleet.snapshot import SILENT_MS, Index, WorkerRecord
+from libs.fleet.snapshot import NO_WORKERS, SILENT_MS, Index, WorkerRecord
 
 PAGE: Final = 250
 """Records of a page: Redis and this process need some 50 ms for one."""
@@ -63,7 +63,7 @@ class Reader:
         self._lock = asyncio.Lock()
         # The state: live workers with their index, and cards by model. They are replaced, not
         # changed, because snapshots hold them.
-        self.workers: dict[str, WorkerRecord] = {}
+        self.workers = NO_WORKERS
         self.index = Index()
         self.cards: dict[str, models_pb2.ModelCard] = {}
         # All records, with the silent workers' last heartbeats, and workers whose lists of models
@@ -234,8 +234,9 @@ class Reader:
         }
         for worker_id in found:
             known = self._known[worker_id]
-            models = {**(self._disks.find(known.tag) or NO_MODELS), **known.record.models}
-            self._known[worker_id] = replace(known, record=replace(known.record, models=models))
+            listed = self._disks.find(known.tag) or NO_MODELS
+            record = replace(known.record, models={**listed, **known.record.models}, listed=listed)
+            self._known[worker_id] = replace(known, record=record)
         self._listless -= found
         return found
 
@@ -251,13 +252,7 @@ class Reader:
                 changes.append((worker_id, before, now))
         if not changes:
             return
-        workers = dict(self.workers)
-        for worker_id, _, now in changes:
-            if now is None:
-                workers.pop(worker_id, None)
-            else:
-                workers[worker_id] = now
-        self.workers = workers
+        self.workers = self.workers.changed({worker_id: now for worker_id, _, now in changes})
         self.index = self.index.changed((before, now) for _, before, now in changes)
 
     def _live(self, worker_id: str, now_ms: int) -> WorkerRecord | None:

@@ -37,7 +37,7 @@ ANOTHER: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a worker's last heartbeat says that only operators need."""
+    """Values of a worker's last heartbeat that only operators need."""
 
     heartbeat_ms: int
     """When it arrived, Unix time by Redis' clock."""
@@ -275,7 +275,7 @@ class Fleet(Coordination):
         return worker_pb2.HeartbeatRequest.FromString(heartbeat).epoch, int(heard_ms)
 
     async def usage(self) -> dict[str, Usage]:
-        """Read what the last heartbeats of all workers say of their use."""
+        """Read these values of all workers."""
         with translated():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.zrange(scripts.HEARD, 0, -1, withscores=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
+from typing import Final
 
 from shoal.v1 import models_pb2, worker_pb2
 
@@ -25,7 +28,8 @@ SILENT_MS = 4_000
 for longer: the times of all would be a read of each worker every second.
 """
 
-_NONE: Mapping[str, WorkerRecord] = MappingProxyType({})
+PARTS: Final = 64
+"""Of a mapping of workers: one of them is copied with each change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,10 @@ class WorkerRecord:
     """It has no store: it can load only models that it has on disk."""
     silent_since_ms: int | None = None
     """When its last heartbeat arrived, if that was more than SILENT_MS ago, else None."""
+    listed: Mapping[str, WorkerModelRecord] | None = field(default=None, compare=False, repr=False)
+    """Those of `models` that are from the list of its disk: one object for all workers with the
+    same list.
+    """
     held: tuple[WorkerModelRecord, ...] = field(init=False, compare=False, repr=False)
     """Its models that are warm, resident or being loaded."""
 
@@ -151,6 +159,7 @@ class WorkerRecord:
             subject=heartbeat.subject,
             kernels=heartbeat.kernels,
             local_models_only=heartbeat.local_models_only,
+            listed=on_disk,
         )
 
     @property
@@ -193,17 +202,69 @@ class LeaderRecord:
     """Seconds in which a new worker of each pool is expected to start."""
 
 
+class Workers(Mapping[str, WorkerRecord]):
+    """Records by worker id. Immutable: a changed copy shares all but some parts, because copying
+    ten thousand entries for every heartbeat would take most of a router's time.
+    """
+
+    __slots__ = ("_count", "_parts")
+
+    def __init__(self, records: Iterable[WorkerRecord] = ()) -> None:
+        self._parts: list[dict[str, WorkerRecord]] = [{} for _ in range(PARTS)]
+        for record in records:
+            self._parts[hash(record.worker_id) % PARTS][record.worker_id] = record
+        self._count = sum(map(len, self._parts))
+
+    def changed(self, changes: Mapping[str, WorkerRecord | None]) -> Workers:
+        """Return a copy with these records instead; None: without one."""
+        copy = Workers.__new__(Workers)
+        copy._parts, owned = list(self._parts), set[int]()
+        for worker_id, record in changes.items():
+            number = hash(worker_id) % PARTS
+            if number not in owned:
+                owned.add(number)
+                copy._parts[number] = dict(copy._parts[number])
+            if record is None:
+                copy._parts[number].pop(worker_id, None)
+            else:
+                copy._parts[number][worker_id] = record
+        copy._count = self._count + sum(
+            len(copy._parts[number]) - len(self._parts[number]) for number in owned
+        )
+        return copy
+
+    def __getitem__(self, worker_id: str) -> WorkerRecord:
+        return self._parts[hash(worker_id) % PARTS][worker_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(self._parts)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def values(self) -> Collection[WorkerRecord]:  # type: ignore[override]
+        return [record for part in self._parts for record in part.values()]
+
+
+NO_WORKERS: Final = Workers()
+_NONE: Final[Mapping[str, WorkerRecord]] = MappingProxyType({})
+
+
 class Index:
     """Workers by pool, and by the models that they hold (HELD). Immutable."""
 
     def __init__(self, workers: Iterable[WorkerRecord] = ()) -> None:
-        self._pools: dict[str, dict[str, WorkerRecord]] = {}
+        self._pools: dict[str, Workers] = {}
         self._holders: dict[str, dict[str, WorkerRecord]] = {}
         self._update((None, worker) for worker in workers)
 
-    def pools(self) -> Mapping[str, Mapping[str, WorkerRecord]]:
+    def pools(self) -> Mapping[str, Workers]:
         """Return the workers of each pool, by id."""
         return self._pools
+
+    def models(self) -> Set[str]:
+        """Return the models that some worker holds."""
+        return self._holders.keys()
 
     def holders(self, model: str) -> Mapping[str, WorkerRecord]:
         """Return the workers that hold the model, by id: the same object until one of their records
@@ -221,28 +282,25 @@ class Index:
         return index
 
     def _update(self, changes: Iterable[tuple[WorkerRecord | None, WorkerRecord | None]]) -> None:
-        copied: set[tuple[int, str]] = set()
-
-        def own(places: dict[str, dict[str, WorkerRecord]], name: str) -> dict[str, WorkerRecord]:
-            if (id(places), name) not in copied:
-                copied.add((id(places), name))
-                places[name] = dict(places.get(name, _NONE))
-            return places[name]
-
+        pools: dict[str, dict[str, WorkerRecord | None]] = defaultdict(dict)
+        models: dict[str, dict[str, WorkerRecord | None]] = defaultdict(dict)
         for before, now in changes:
-            for record, keep in ((before, False), (now, True)):
-                if record is None:
-                    continue
-                found = [own(self._pools, record.pool)]
-                found += [own(self._holders, held.model) for held in record.held]
-                for workers in found:
-                    if keep:
-                        workers[record.worker_id] = record
-                    else:
-                        workers.pop(record.worker_id, None)
-        for places in (self._pools, self._holders):
-            for name in [name for name, workers in places.items() if not workers]:
-                del places[name]
+            for record, later in ((before, None), (now, now)):
+                if record is not None:
+                    pools[record.pool][record.worker_id] = later
+                    for held in record.held:
+                        models[held.model][record.worker_id] = later
+        for pool, changed in pools.items():
+            self._pools[pool] = self._pools.get(pool, NO_WORKERS).changed(changed)
+            if not self._pools[pool]:
+                del self._pools[pool]
+        for model, changed in models.items():
+            found = {**self._holders.get(model, _NONE), **changed}
+            holders = {name: record for name, record in found.items() if record is not None}
+            if holders:
+                self._holders[model] = holders
+            else:
+                self._holders.pop(model, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,13 +341,21 @@ class FleetSnapshot:
 
     def in_pool(self, pool: str) -> list[WorkerRecord]:
         """Return the pool's live workers that do not drain."""
-        workers = self.index.pools().get(pool, _NONE)
+        workers = self.index.pools().get(pool, NO_WORKERS)
         return [worker for worker in workers.values() if not worker.draining]
 
     def has_staying(self, pool: str) -> bool:
         """Return whether the pool has a live worker that neither drains nor will be preempted."""
-        workers = self.index.pools().get(pool, _NONE)
+        workers = self.index.pools().get(pool, NO_WORKERS)
         return not all(worker.is_going for worker in workers.values())
+
+    def lists(self) -> Iterable[Mapping[str, WorkerModelRecord]]:
+        """Return the models that workers do not hold, each list on their disks once."""
+        lists = {}
+        for worker in self.workers.values():
+            models = worker.listed if worker.listed is not None else worker.models
+            lists[id(models)] = models
+        return lists.values()
 
     def holders(self, model: str) -> Collection[WorkerRecord]:
         """Return live workers of any pool that hold the model (HELD)."""

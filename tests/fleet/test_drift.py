@@ -32,7 +32,8 @@ def later(seconds: float, worker: dict[str, Any], model: dict[str, Any]) -> Work
     """The next heartbeat, with these values instead of those expected."""
     aged = {"idle_seconds": 5.0 + seconds, "resident_seconds": 60.0 + seconds} | model
     values = {"preempted_in_seconds": 60 - seconds, "models": {"org/model": replace(MODEL, **aged)}}
-    return replace(WORKER, **{"heartbeat_ms": round(seconds * 1000)} | values | worker)
+    fields: dict[str, Any] = {"heartbeat_ms": round(seconds * 1000), **values, **worker}
+    return replace(WORKER, **fields)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,13 @@ async def calls(redis: Redis, command: str) -> int:
 
 def aged(seconds: float) -> worker_pb2.HeartbeatRequest:
     """The heartbeat of an idle worker after some time."""
-    ages = {"idle_seconds": 5.0 + seconds, "resident_seconds": 60.0 + seconds}
-    return heartbeat("w", holds(RESIDENT, tokens_per_second=1000.0, **ages), memory_bytes=100)
+    model = holds(
+        RESIDENT,
+        tokens_per_second=1000.0,
+        idle_seconds=5.0 + seconds,
+        resident_seconds=60.0 + seconds,
+    )
+    return heartbeat("w", model, memory_bytes=100)
 
 
 async def test_heartbeat_that_says_nothing_new_costs_readers_nothing(
@@ -63,9 +68,7 @@ async def test_silent_worker_is_marked_then_dead_and_lives_again(redis: Redis) -
         shown = snapshot.workers["w"]
         assert shown.silent_since_ms == heard[1] - silent_ms
         assert shown.silent_ms(snapshot.now_ms) >= silent_ms
-        assert snapshot.holders("org/model") == snapshot.resident_on("org/model") == [shown] or (
-            [*snapshot.holders("org/model")] == [shown]
-        )
+        assert [*snapshot.holders("org/model")] == snapshot.resident_on("org/model") == [shown]
     await redis.zadd("v1:{fleet}:heard", {"w": heard[1] - 10_000})
     snapshot = await other.refresh()
     assert not snapshot.workers
@@ -137,6 +140,7 @@ async def test_all_is_read_anew_after_data_was_lost(
     await redis.execute_command("DEBUG", "CHANGE-REPL-ID")
     if lost == "the last write":
         for key, value in keys.items():
+            assert value is not None
             await redis.restore(key, 0, value)
         await fleet.report(heartbeat("u"))  # its version is above all that readers have seen
         snapshot = await other.refresh()
