@@ -4,7 +4,7 @@ not matter.
 
 from __future__ import annotations
 
-from libs.queue.scripts import Reply, Rest, script
+from libs.queue.scripts import CLOCK, Reply, Rest, script
 
 (
     WORKERS,
@@ -62,7 +62,7 @@ _REGISTER = {
 REGISTER = tuple(_REGISTER.values())
 
 
-@script(*_REGISTER, "cards", "card_changes", prologue="fleet")
+@script(*_REGISTER, "cards", "card_changes", prologues=[CLOCK, "fleet"])
 async def report(
     *,
     worker_id: str,
@@ -78,14 +78,14 @@ async def report(
 ) -> Reply: ...
 
 
-@script(*_REGISTER, prologue="fleet")
+@script(*_REGISTER, prologues=[CLOCK, "fleet"])
 async def forget(*, silent: Rest) -> Reply: ...
 
 
 @script(
     *("workers", "changes", "gone", "heard", "generation", "counter"),
     *("cards", "card_changes", "failures", "leader"),
-    prologue="fleet",
+    prologues=[CLOCK, "fleet"],
 )
 async def read(*, known: str, since: int, limit: int, silent_ms: int) -> Reply: ...
 
@@ -97,11 +97,11 @@ READ = (
 """The keys of `read`."""
 
 
-@script("failures", "strikes", prologue="fleet")
+@script("failures", "strikes", prologues=[CLOCK, "fleet"])
 async def record_failure(*, field: str, failure: bytes, last_ms: int, doublings: int) -> Reply: ...
 
 
-@script("failures", "strikes", prologue="fleet")
+@script("failures", "strikes", prologues=[CLOCK, "fleet"])
 async def forgive(*, last_ms: int, doublings: int, fields: Rest) -> Reply: ...
 
 
@@ -113,7 +113,7 @@ async def renew_claim(*, worker_id: str, last_ms: int) -> Reply: ...
 async def release_claim(*, worker_id: str) -> Reply: ...
 
 
-@script("orders", "leader", "claim", prologue="fleet")
+@script("orders", "leader", "claim", prologues=[CLOCK, "fleet"])
 async def order(
     *,
     directive: bytes,
@@ -126,7 +126,7 @@ async def order(
 ) -> Reply: ...
 
 
-@script("leader", "fences", prologue="fleet")
+@script("leader", "fences", prologues=[CLOCK, "fleet"])
 async def lead(*, scheduler_id: str, fence: int, last_ms: int) -> Reply: ...
 
 
@@ -134,11 +134,11 @@ async def lead(*, scheduler_id: str, fence: int, last_ms: int) -> Reply: ...
 async def resign(*, fence: int) -> Reply: ...
 
 
-@script("leader", "notes", prologue="fleet")
+@script("leader", "notes", prologues=[CLOCK, "fleet"])
 async def note_plan(
     *, fence: int, plan: str, desired: str, cold_starts: str, replace: bool, changed: Rest
 ) -> Reply: ...
 
 
-@script("routers", prologue="fleet")
+@script("routers", prologues=[CLOCK, "fleet"])
 async def router_heartbeat(*, router_id: str, last_ms: int) -> Reply: ...

@@ -1,11 +1,3 @@
-local call = redis.call
-local DAY, KEPT = 86400000, 60000000
-
-local function clock()                 -- Unix ms
-  local time = call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
-
 local function next_version(count)     -- reserves as many versions and returns the first
   -- They rise within a generation. Another one begins when another server takes over, or the data
   -- was lost: writes that readers have seen may be missing.
@@ -26,10 +18,10 @@ local function expire()                -- a day after the last heartbeat, all at
   for _, key in ipairs({generation, counter, workers, changes, gone, heard, usage, lists, tags}) do call('PEXPIRE', key, DAY) end
 end
 
-local function remove(worker)          -- returns the version of this change, 0 if the worker is unknown
+local function remove(worker)          -- returns the version, 0 if it is unknown; readers see it for a minute
   if call('ZREM', changes, worker) == 0 then return 0 end
   local version = next_version(1)
-  call('ZREMRANGEBYSCORE', gone, '-inf', version - KEPT)
+  call('ZREMRANGEBYSCORE', gone, '-inf', version - 60 * 1000000)
   call('ZADD', gone, string.format('%.0f', version), worker)
   call('ZREM', heard, worker)
   for _, key in ipairs({workers, usage, lists, tags}) do call('HDEL', key, worker) end
