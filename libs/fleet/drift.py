@@ -11,6 +11,7 @@ than can be expected from the one before:
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Final, Literal
 
 from libs.fleet.snapshot import WorkerModelRecord, WorkerRecord
@@ -33,24 +34,26 @@ _MEASURED: Final = (
     "tokens_per_byte",
     "measured_batch_tokens",
 )
-_STILL: Final = tuple(
-    name for name in WorkerModelRecord.__dataclass_fields__ if name not in _MEASURED
+_still = attrgetter(
+    *(name for name in WorkerModelRecord.__dataclass_fields__ if name not in _MEASURED)
 )
-_SAME_WORKER: Final = tuple(
-    name
-    for name, field in WorkerRecord.__dataclass_fields__.items()
-    if field.init
-    and name not in ("heartbeat_ms", "models", "preempted_in_seconds", "silent_since_ms")
+_COMPARED_APART: Final = ("heartbeat_ms", "models", "preempted_in_seconds", "silent_since_ms")
+_of_worker = attrgetter(
+    *(
+        name
+        for name, field in WorkerRecord.__dataclass_fields__.items()
+        if field.compare and name not in _COMPARED_APART
+    )
 )
 
 
 def change(before: WorkerRecord, now: WorkerRecord) -> Change:
-    """Return what of the stored record the worker's next one changes: nothing, measurements that
-    need not be stored yet, or anything that is to be stored.
+    """Return how the worker's next record differs from the stored one: not at all, in measurements
+    that need not be stored yet, or in anything that is to be stored.
     """
     seconds = (now.heartbeat_ms - before.heartbeat_ms) / 1000
     if (
-        any(getattr(before, name) != getattr(now, name) for name in _SAME_WORKER)
+        _of_worker(before) != _of_worker(now)
         or not _is_same_end(before.preempted_in_seconds, now.preempted_in_seconds, seconds)
         or before.models.keys() != now.models.keys()
     ):
@@ -60,7 +63,7 @@ def change(before: WorkerRecord, now: WorkerRecord) -> Change:
         earlier = before.models[model]
         if record is earlier:  # of the same list of models on disk
             continue
-        if any(getattr(earlier, name) != getattr(record, name) for name in _STILL) or any(
+        if _still(earlier) != _still(record) or any(
             _is_far(one, other) for one, other in _measures(earlier, record)
         ):
             return "changed"

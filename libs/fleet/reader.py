@@ -2,7 +2,7 @@
 
 Each record and card has a version, and a reader asks for those above the last that it has read, one
 page at a time. Workers that were removed are listed for a minute, and silent ones at every read.
-Everything is read anew after a gap: if Redis restarted, failed over or lost data (then another
+Everything is read again after a gap: if Redis restarted, failed over or lost data (then another
 generation of versions begins), if the last read was too long ago, or if the number of workers
 differs.
 """
@@ -26,7 +26,9 @@ from libs.fleet.snapshot import NO_WORKERS, SILENT_MS, Index, WorkerRecord
 PAGE: Final = 250
 """Records of a page: Redis and this process need some 50 ms for one."""
 GAP_SECONDS: Final = 30.0
-"""After a longer time without a read all is read anew: Redis lists removed workers for a minute."""
+"""After a longer time without a read all is read again: Redis lists removed workers for a
+minute.
+"""
 
 NO_MODELS: Final[ModelsOnDisk] = MappingProxyType({})
 
@@ -44,7 +46,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What is read whole each time."""
+    """The parts that each read returns whole."""
 
     now_ms: int
     failures: Iterable[tuple[bytes, bytes]]
@@ -66,11 +68,11 @@ class Reader:
         self.workers = NO_WORKERS
         self.index = Index()
         self.cards: dict[str, models_pb2.ModelCard] = {}
-        # All records, with the silent workers' last heartbeats, and workers whose lists of models
-        # on disk were not found; how far they were read, when, and how far Redis' clock is ahead of
-        # the monotonic one; whether all is to be read anew, and while it is, what was found so far;
-        # whether lists may be unused now; versions of own changes since the last read began, which
-        # it may not show yet.
+        # All records, with the silent workers' last heartbeats, and workers of which the list of
+        # models on disk was not found; how far they were read, when, and how far Redis' clock is
+        # ahead of the monotonic one; whether all is to be read again, and the workers and cards
+        # found since that began; whether lists may be unused now; versions of own changes since the
+        # last read began, which it may not show yet.
         self._known: dict[str, Known] = {}
         self._silent: dict[str, int] = {}
         self._listless: set[str] = set()
@@ -117,14 +119,14 @@ class Reader:
     # Reading
 
     async def read(self) -> Rest:
-        """Read all changes. Raises NoCapacity while Redis is unavailable: what was read until then
-        is kept.
+        """Read all changes. Raises NoCapacity while Redis is unavailable: pages read until then
+        are kept.
         """
         async with self._lock:
             self._own.clear()
             self._own_cards.clear()
             if self._has_gap or time.monotonic() - self._read_at > GAP_SECONDS:
-                self._since, self._has_gap = 0, False
+                self._since, self._has_gap, self._read_at = 0, False, time.monotonic()
             while True:
                 page = await scripts.read(
                     self._redis,

@@ -67,7 +67,7 @@ def test_change_of_the_next_heartbeat(
 ) -> None:
     assert change(WORKER, later(2.0, worker, model)) == expected
     longer = MEASURE_MS / 1000
-    if expected != "none":  # what is not stored at once is stored later
+    if expected != "none":  # others are stored later
         assert change(WORKER, later(longer, worker, model)) == "changed"
     assert change(WORKER, later(longer, {}, {})) == "none"
 

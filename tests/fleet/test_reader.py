@@ -123,7 +123,7 @@ async def test_workers_and_cards_are_read_in_pages(fleet: Fleet, redis: Redis) -
 async def test_all_is_read_anew_after_data_was_lost(
     fleet: Fleet, other: Fleet, redis: Redis, lost: str
 ) -> None:
-    """As after a restart or failover of Redis: readers must not keep what it has lost."""
+    """Redis may lose writes in a restart or failover: readers must not keep them."""
     await fleet.report(heartbeat("w", holds(LOADING)))
     await fleet.report(heartbeat("v"))
     await other.refresh()
