@@ -204,7 +204,10 @@ async def measure(redis: Redis, workers: int, models: int, rounds: int) -> Resul
     for _ in range(rounds):
         for kind in kinds:
             await _hear_all(redis)
-            await other.refresh()
+            for reader in (fleet, other):
+                await reader.refresh()
+            # The first heartbeats after changes also compare cards.
+            await _report(fleet, all_workers.next(count))
             sent = all_workers.next(count, is_changed=kind == "changed")
             beats[kind].append(await _cost(redis, _report(fleet, sent), count))
             await _hear_all(redis)

@@ -30,6 +30,9 @@ GAP_SECONDS: Final = 30.0
 minute.
 """
 
+SLOWER_MS: Final = 100
+"""Each read may show that Redis' clock is this much slower than it seemed."""
+
 NO_MODELS: Final[ModelsOnDisk] = MappingProxyType({})
 
 
@@ -136,7 +139,9 @@ class Reader:
                     limit=PAGE,
                     silent_ms=min(SILENT_MS, self._ttl_ms),
                 )
-                self._ahead_ms = page[4] - time.monotonic() * 1000
+                # Late replies make Redis' clock appear slow: the fastest of the last ones counts.
+                ahead_ms = page[4] - time.monotonic() * 1000
+                self._ahead_ms = max(ahead_ms, self._ahead_ms - SLOWER_MS)
                 self._apply(page, await self._parse(page))
                 if not page[3]:
                     return await self._finish(page)
