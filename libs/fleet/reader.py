@@ -103,7 +103,13 @@ class Reader:
             self._show([worker_id])
 
     def note(self, worker_id: str, known: Known | None, version: int) -> None:
-        """Note a record that this process has stored, or removed (None)."""
+        """Note a record that this process has stored, or removed (None), unless a later one has
+        been read. `version`: 0 if Redis did not have the removed one.
+        """
+        before = self._known.get(worker_id)
+        is_later = before is not None and 0 < version < before.version
+        if is_later and (known is None or known.generation == self._generation):
+            return
         self._own[worker_id] = version
         if known is None:
             self._known.pop(worker_id, None)

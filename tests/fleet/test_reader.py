@@ -8,6 +8,7 @@ import pytest
 from redis.asyncio import Redis
 from shoal.v1 import models_pb2, worker_pb2
 
+from libs.errors import NoCapacity
 from libs.fleet import Fleet
 from libs.fleet.reader import PAGE
 from tests.fleet.test_registry import LOADING, RESIDENT, heartbeat, holds
@@ -162,3 +163,24 @@ async def test_records_of_two_routers_follow_each_other(fleet: Fleet, other: Fle
     await fleet.report(heartbeat("w", holds(LOADING)))  # repeats what this router knows
     assert (await other.refresh()).workers["w"].state("org/model") == LOADING
     assert (await fleet.refresh()).workers == other.snapshot.workers
+
+
+async def test_interrupted_read_goes_on_where_it_ended(fleet: Fleet, redis: Redis) -> None:
+    """A router has a few seconds for each read, and the first one may take longer."""
+    for number in range(2 * PAGE):
+        await fleet.report(heartbeat(f"w{number}"))
+    other = Fleet(redis)
+    parse, reads = other._reader._parse, 0
+
+    async def parse_one_page(page: list[Any]) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads == 2:
+            raise NoCapacity("away")
+        return await parse(page)
+
+    other._reader._parse = parse_one_page  # type: ignore[method-assign]
+    with pytest.raises(NoCapacity):
+        await other.refresh()
+    assert (await other.refresh()).workers == fleet.snapshot.workers
+    assert reads == 3
