@@ -8,9 +8,9 @@ worker has on its disk:
 - burst: as before, and work arrives for models that are resident nowhere, a tenth of all
 - cold: nothing is resident anywhere and every model has work
 
-Only the CPU time of `plan` counts, with an input that a scheduler has at hand: not reading it from Redis, nor
-sending orders. A plan's time grows with copies and models with work. Needs none of a worker's
-dependencies.
+Only the CPU time of `plan` counts, with an input that a scheduler has at hand: not reading it from
+Redis, nor sending orders. A plan's time grows with copies and models with work. Needs none of a
+worker's dependencies.
 """
 
 from __future__ import annotations
