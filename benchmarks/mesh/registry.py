@@ -1,25 +1,25 @@
-"""Measure the cost of the registry of workers: `python -m benchmarks.mesh.registry`, or `make
-bench-registry`.
+"""Simulate a mesh of up to 10,000 workers: `python -m benchmarks.mesh.registry`, or `make
+simulate-mesh`.
 
-A real redis-server and `libs/fleet` as a router uses it; the workers are heartbeats made here, each
-with ten resident models and others that lie on its disk. Between two refreshes half of the workers
-send a heartbeat, as in a second of a mesh (`SHOAL_HEARTBEAT_SECONDS` is 2 s). For each number of
-workers and of models:
+A real redis-server and `libs/fleet` as routers use it; the workers are heartbeats made here, each
+with ten resident models, of which half are in use, and others that lie on its disk. For each number
+of workers and of models it measures seconds of CPU, which other work on the machine changes little:
 
-- heartbeat: CPU of the router and of Redis, and bytes to Redis, of one heartbeat
-- refresh: CPU of a router and of Redis, and bytes from Redis, of one refresh (one per second in
-  every router and scheduler)
-- memory of Redis
+- quiet heartbeat: one that says nothing new, of the router and Redis, with its bytes
+- changed heartbeat: one that is stored
+- refresh: of a router or scheduler in which nothing has changed, and the cost of each change
+- memory of Redis and of a router, and the first read of all workers
 
-From these it derives, for a number of routers (the heartbeats spread over them) and two schedulers,
-the cores of Redis and of each router, and bytes per second. What that leaves out: requests, and
-notifications. CPU times are not wall times, so that other work on the machine changes them little.
+From these it derives the load of a mesh without requests, for a number of routers (the heartbeats
+are spread over them) and two schedulers: *quiet*, while nothing changes, and *busy*, while measured
+values of every worker change as often as they are stored. Notifications are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import platform
@@ -37,6 +37,8 @@ from rich.table import Table
 from shoal.v1 import inference_pb2, models_pb2, worker_pb2
 
 from libs.fleet import Fleet
+from libs.fleet.drift import MEASURE_MS
+from libs.fleet.scripts import HEARD, WORKERS
 from libs.queue import connect
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.supervision.child import Child
@@ -46,17 +48,26 @@ from services.local.workplace import workplace
 RESIDENT_MODELS = 10
 HEARTBEAT_SECONDS = 2.0
 SCHEDULERS = 2
-SIZES = ((10, 20), (100, 20), (1_000, 20), (10_000, 20), (100, 1_000), (1_000, 1_000))
+SIZES = ((100, 20), (100, 1_000), (1_000, 20), (3_000, 20), (10_000, 20))
 """Numbers of workers, and of models on the disk of each."""
+SAMPLE = 300
+"""Heartbeats of each kind that a round sends at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a heartbeat or refresh: seconds of CPU, bytes that Redis received or sent."""
+    """Seconds of CPU of the router and of Redis, and bytes that Redis received and sent."""
 
     router_seconds: float
     redis_seconds: float
     bytes: float
+
+    def times(self, count: float) -> Cost:
+        return Cost(*(getattr(self, name) * count for name in Cost.__dataclass_fields__))
+
+    def plus(self, other: Cost) -> Cost:
+        names = Cost.__dataclass_fields__
+        return Cost(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +76,28 @@ class Result:
 
     workers: int
     models: int
-    heartbeat: Cost
+    quiet: Cost
+    changed: Cost
     refresh: Cost
+    change: Cost
+    """Of each change in a refresh."""
+    first: Cost
+    """Of the first read."""
     redis_bytes: int
+    router_bytes: int
 
-    def redis_cores(self, routers: int) -> float:
-        """Return the cores that Redis needs with this many routers."""
-        readers = routers + SCHEDULERS
-        beats = self.workers / HEARTBEAT_SECONDS
-        return readers * self.refresh.redis_seconds + beats * self.heartbeat.redis_seconds
-
-    def router_cores(self, routers: int) -> float:
-        """Return the cores that each router needs."""
-        beats = self.workers / HEARTBEAT_SECONDS / routers
-        return self.refresh.router_seconds + beats * self.heartbeat.router_seconds
-
-    def bytes_a_second(self, routers: int) -> float:
-        """Return the bytes that Redis receives and sends in a second."""
-        readers = routers + SCHEDULERS
-        beats = self.workers / HEARTBEAT_SECONDS
-        return readers * self.refresh.bytes + beats * self.heartbeat.bytes
+    def load(self, routers: int, *, is_busy: bool) -> tuple[float, float, float]:
+        """Return the cores of Redis and of each router, and bytes per second."""
+        changes = self.workers / (MEASURE_MS / 1000) if is_busy else 0.0
+        beats = self.quiet.times(self.workers / HEARTBEAT_SECONDS - changes)
+        beats = beats.plus(self.changed.times(changes))
+        reads = self.refresh.plus(self.change.times(changes))
+        all_reads = reads.times(routers + SCHEDULERS)
+        return (
+            all_reads.redis_seconds + beats.redis_seconds,
+            reads.router_seconds + beats.router_seconds / routers,
+            all_reads.bytes + beats.bytes,
+        )
 
 
 class Workers:
@@ -92,17 +105,24 @@ class Workers:
 
     def __init__(self, workers: int, models: int) -> None:
         self.heartbeats = [_heartbeat(number, models) for number in range(workers)]
+        self._began = time.monotonic()
         self._beats = 0
 
-    def next(self, count: int) -> Iterable[worker_pb2.HeartbeatRequest]:
-        """Yield the next heartbeats, of all workers in turn."""
+    def next(
+        self, count: int, *, is_changed: bool = False
+    ) -> Iterable[worker_pb2.HeartbeatRequest]:
+        """Yield the next heartbeats, of all workers in turn, made when they are sent."""
         for _ in range(count):
             heartbeat = self.heartbeats[self._beats % len(self.heartbeats)]
             self._beats += 1
+            age = time.monotonic() - self._began
             heartbeat.device_seconds += 0.5
-            for model in heartbeat.models:
-                model.idle_seconds += 0.25
-                model.resident_seconds += HEARTBEAT_SECONDS
+            heartbeat.used_bytes += is_changed
+            for number, model in enumerate(heartbeat.models):
+                model.idle_seconds = 0.0 if number % 2 else age
+                model.held_jobs = self._beats % 7 + 1 if number % 2 else 0
+                model.tokens_per_second = 21_345.6 * (1 + 0.02 * (self._beats % 3))
+                model.resident_seconds = age
             yield heartbeat
 
 
@@ -169,43 +189,78 @@ async def measure(redis: Redis, workers: int, models: int, rounds: int) -> Resul
     for heartbeat in all_workers.next(workers):
         heartbeat.on_disk_tag = await fleet.report(heartbeat)
         heartbeat.ClearField("on_disk")
-    for reader in (fleet, other):
-        await reader.refresh()
-    beats, refreshes = [], []
+    await fleet.refresh()
+    gc.collect()
+    resident = _resident_bytes()
+    first = await _cost(redis, other.refresh(), 1)
+    gc.collect()
+    memory: Any = await redis.info("memory")
+    router_bytes = _resident_bytes() - resident
+    # As in a service: the collector seldom visits records that live long.
+    gc.freeze()
+    count, kinds = min(workers, SAMPLE), ("quiet", "changed")
+    beats: dict[str, list[Cost]] = {kind: [] for kind in kinds}
+    reads: dict[str, list[Cost]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
-        count = max(1, workers // 2)
-        sent = list(all_workers.next(count))
-        beats.append(await _cost(redis, "total_net_input_bytes", _report(fleet, sent), count))
-        refreshes.append(await _cost(redis, "total_net_output_bytes", other.refresh(), 1))
+        for kind in kinds:
+            await _hear_all(redis)
+            for reader in (fleet, other):
+                await reader.refresh()
+            # The first heartbeats after changes also compare cards.
+            await _report(fleet, all_workers.next(count))
+            sent = all_workers.next(count, is_changed=kind == "changed")
+            beats[kind].append(await _cost(redis, _report(fleet, sent), count))
+            await _hear_all(redis)
+            reads[kind].append(await _cost(redis, other.refresh(), 1))
+    gc.unfreeze()
+    refresh, with_changes = _median(reads["quiet"]), _median(reads["changed"])
+    change = with_changes.plus(refresh.times(-1)).times(1 / count)
+    await fleet.refresh()
     for reader in (fleet, other):
         assert len(reader.snapshot.workers) == workers
         assert all(
             len(one.models) == models + RESIDENT_MODELS for one in reader.snapshot.workers.values()
         )
-    memory: Any = await redis.info("memory")
-    return Result(workers, models, _median(beats), _median(refreshes), memory["used_memory"])
+    quiet, changed = (_median(beats[kind]) for kind in kinds)
+    sizes = memory["used_memory"], router_bytes
+    return Result(workers, models, quiet, changed, refresh, change, first, *sizes)
 
 
-async def _report(fleet: Fleet, sent: Sequence[worker_pb2.HeartbeatRequest]) -> None:
+async def _hear_all(redis: Redis) -> None:
+    """Note a heartbeat of every worker now: this simulation sends them more slowly than a mesh, in
+    which all others would count as silent.
+    """
+    seconds, microseconds = await redis.time()
+    ids: Any = await redis.hkeys(WORKERS)
+    await redis.zadd(HEARD, dict.fromkeys(ids, seconds * 1000 + microseconds // 1000))
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def _report(fleet: Fleet, sent: Iterable[worker_pb2.HeartbeatRequest]) -> None:
     for heartbeat in sent:
         await fleet.report(heartbeat)
 
 
-async def _cost(redis: Redis, traffic: str, work: Awaitable[object], count: int) -> Cost:
+async def _cost(redis: Redis, work: Awaitable[object], count: int) -> Cost:
     """Await the work and return its cost divided by `count`."""
-    before = await _counters(redis, traffic)
+    before = await _counters(redis)
     own = time.process_time()
     await work
     own = time.process_time() - own
-    after = await _counters(redis, traffic)
+    after = await _counters(redis)
     return Cost(own / count, (after[0] - before[0]) / count, (after[1] - before[1]) / count)
 
 
-async def _counters(redis: Redis, traffic: str) -> tuple[float, int]:
-    """Return the seconds of CPU that Redis has used, and its bytes in that direction."""
+async def _counters(redis: Redis) -> tuple[float, int]:
+    """Return the seconds of CPU that Redis has used, and the bytes that it received and sent."""
     used: Any = await redis.info("cpu")
     stats: Any = await redis.info("stats")
-    return used["used_cpu_user"] + used["used_cpu_sys"], stats[traffic]
+    return used["used_cpu_user"] + used["used_cpu_sys"], (
+        stats["total_net_input_bytes"] + stats["total_net_output_bytes"]
+    )
 
 
 def _median(costs: Sequence[Cost]) -> Cost:
@@ -215,50 +270,52 @@ def _median(costs: Sequence[Cost]) -> Cost:
 
 
 def _measured(results: Sequence[Result]) -> Table:
-    table = Table(title="measured: one heartbeat, and one refresh of a router")
+    table = Table(title="measured: CPU of a router / of Redis, bytes to and from Redis")
     for name in (
         "workers",
         "models each",
-        "beat: router",
-        "Redis",
-        "bytes",
-        "refresh: router",
-        "Redis",
-        "bytes",
-        "memory of Redis",
+        "quiet heartbeat",
+        "changed heartbeat",
+        "refresh",
+        "each change",
+        "first read",
+        "memory: Redis",
+        "router",
     ):
         table.add_column(name, justify="right")
     for one in results:
+        costs = (one.quiet, one.changed, one.refresh, one.change, one.first)
         table.add_row(
             f"{one.workers:,}",
             f"{one.models:,}",
-            f"{one.heartbeat.router_seconds * 1e6:,.0f} µs",
-            f"{one.heartbeat.redis_seconds * 1e6:,.0f} µs",
-            f"{one.heartbeat.bytes:,.0f}",
-            f"{one.refresh.router_seconds * 1e3:,.1f} ms",
-            f"{one.refresh.redis_seconds * 1e3:,.1f} ms",
-            f"{one.refresh.bytes / 1e3:,.0f} kB",
+            *(
+                f"{cost.router_seconds * 1e6:,.0f} / {cost.redis_seconds * 1e6:,.0f} µs,"
+                f" {cost.bytes:,.0f}"
+                for cost in costs
+            ),
             f"{one.redis_bytes / 1e6:,.1f} MB",
+            f"{one.router_bytes / 1e6:,.1f} MB",
         )
     return table
 
 
 def _derived(results: Sequence[Result], routers: Sequence[int]) -> Table:
     table = Table(
-        title="derived: heartbeats of all workers, refreshes of all routers and "
+        title="derived, quiet - busy: heartbeats of all workers, refreshes of all routers and "
         f"{SCHEDULERS} schedulers"
     )
     for name in ("workers", "models each", "routers", "cores of Redis", "of a router", "MB/s"):
         table.add_column(name, justify="right")
     for one in results:
         for count in routers:
+            quiet, busy = (one.load(count, is_busy=is_busy) for is_busy in (False, True))
             table.add_row(
                 f"{one.workers:,}",
                 f"{one.models:,}",
                 f"{count:,}",
-                f"{one.redis_cores(count):.3f}",
-                f"{one.router_cores(count):.3f}",
-                f"{one.bytes_a_second(count) / 1e6:,.1f}",
+                f"{quiet[0]:.3f} - {busy[0]:.3f}",
+                f"{quiet[1]:.3f} - {busy[1]:.3f}",
+                f"{quiet[2] / 1e6:,.1f} - {busy[2] / 1e6:,.1f}",
             )
     return table
 
@@ -295,18 +352,18 @@ def main() -> None:
         metavar="WORKERSxMODELS",
         help="default: " + " ".join(f"{workers}x{models}" for workers, models in SIZES),
     )
-    parser.add_argument("--routers", type=int, action="append", help="default: 3, 10 and 100")
+    parser.add_argument("--routers", type=int, action="append", help="default: 10, 100 and 300")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     wanted = parser.parse_args()
     sizes = [_size(text) for text in wanted.size or ()] or SIZES
     results = asyncio.run(_run(sizes, wanted.rounds))
-    console = Console()
+    console = Console(width=200)
     console.print(
         f"{platform.machine()}, Python {platform.python_version()}, {wanted.rounds} rounds"
     )
     console.print(_measured(results))
-    console.print(_derived(results, wanted.routers or (3, 10, 100)))
+    console.print(_derived(results, wanted.routers or (10, 100, 300)))
     if wanted.json:
         wanted.json.write_text(json.dumps([asdict(one) for one in results], indent=2))
 

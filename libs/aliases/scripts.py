@@ -4,14 +4,14 @@ not matter.
 
 from __future__ import annotations
 
-from libs.queue.scripts import Reply, Rest, script
+from libs.queue.scripts import CLOCK, Reply, Rest, script
 
 
-@script("aliases", prologue="aliases")
+@script("aliases", prologues=[CLOCK])
 async def set_alias(*, name: str, value: bytes, expected: int, most: int) -> Reply: ...
 
 
-@script("aliases", "readers", prologue="aliases")
+@script("aliases", "readers", prologues=[CLOCK])
 async def read_aliases(*, router_id: str, known: int) -> Reply: ...
 
 

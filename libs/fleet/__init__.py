@@ -3,7 +3,8 @@ workers.
 """
 
 from libs.fleet.claims import may_claim
-from libs.fleet.registry import TTL_MS, Fleet, LostLeadership
+from libs.fleet.coordination import TTL_MS, LostLeadership
+from libs.fleet.registry import Fleet, Usage
 from libs.fleet.snapshot import (
     LOADING_STATES,
     FleetSnapshot,
@@ -19,6 +20,7 @@ __all__ = [
     "FleetSnapshot",
     "LeaderRecord",
     "LostLeadership",
+    "Usage",
     "WorkerModelRecord",
     "WorkerRecord",
     "may_claim",

@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
 from shoal.v1 import models_pb2
 
-from libs.fleet.snapshot import WorkerModelRecord, WorkerRecord
+from libs.fleet.snapshot import WorkerModelRecord
 
 SAME_RATE: Final = 0.05
 """Tokens per byte that differ by at most this share count as equal: estimates change with every
@@ -64,28 +63,3 @@ def merged(
     is_same = abs(rate - known.tokens_per_byte) <= SAME_RATE * known.tokens_per_byte
     card.tokens_per_byte = known.tokens_per_byte if is_same else rate
     return card
-
-
-class Copies:
-    """The copies of each model that workers hold, kept with the snapshot: searching all workers for
-    each model of every heartbeat would take milliseconds.
-    """
-
-    def __init__(self, workers: Iterable[WorkerRecord] = ()) -> None:
-        self._by_model: dict[str, dict[str, WorkerModelRecord]] = defaultdict(dict)
-        for worker in workers:
-            self.replace(None, worker)
-
-    def elsewhere(self, model: str, worker_id: str) -> list[WorkerModelRecord]:
-        """Return the model's copies on other workers."""
-        copies = self._by_model.get(model, {})
-        return [record for holder, record in copies.items() if holder != worker_id]
-
-    def replace(self, before: WorkerRecord | None, now: WorkerRecord | None) -> None:
-        """Replace a worker's record by a later one; None without one."""
-        if before is not None:
-            for record in before.held:
-                self._by_model[record.model].pop(before.worker_id, None)
-        if now is not None:
-            for record in now.held:
-                self._by_model[record.model][now.worker_id] = record

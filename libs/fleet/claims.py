@@ -50,11 +50,7 @@ def load_seconds(model: str, snapshot: FleetSnapshot) -> float:
     """Return how long a load takes: the longest that a live worker measured, else estimated from
     the model's size.
     """
-    measured = [
-        worker.models[model].load_seconds
-        for worker in snapshot.workers.values()
-        if model in worker.models
-    ]
+    measured = [worker.models[model].load_seconds for worker in snapshot.holders(model)]
     if any(measured):
         return max(measured)
     card = snapshot.card(model)
@@ -62,7 +58,6 @@ def load_seconds(model: str, snapshot: FleetSnapshot) -> float:
 
 
 def _copies(gauges: LaneGauges, snapshot: FleetSnapshot) -> list[WorkerModelRecord]:
-    records = [
-        worker.models.get(gauges.lane.model) for worker in snapshot.in_pool(gauges.lane.pool)
-    ]
-    return [record for record in records if record is not None and record.state in _SERVED]
+    lane = gauges.lane
+    records = [worker.models[lane.model] for worker in snapshot.holders_in(lane.pool, lane.model)]
+    return [record for record in records if record.state in _SERVED]

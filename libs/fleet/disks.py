@@ -1,7 +1,7 @@
 """The lists of models on workers' disks, apart from their heartbeats.
 
-A worker may have a thousand models on its disk and sends a heartbeat every 2 s, which every router
-and scheduler reads. So workers send the list when it has changed, and readers read it when its tag
+A worker may have a thousand models on its disk, and every router and scheduler reads its heartbeats
+that changed. So workers send the list when it has changed, and readers read it when its tag
 is new to them. The tag is a digest of the list: workers with the same disk, image or volume have
 the same, and only one of their lists is read. Redis keeps one for each worker, so that a faulty
 worker fills no memory with many.
@@ -17,11 +17,9 @@ from typing import Final, cast
 from redis.asyncio import Redis
 from shoal.v1 import worker_pb2
 
+from libs.fleet.scripts import DISKS
 from libs.fleet.snapshot import WorkerModelRecord
 from libs.queue.connection.client import translated
-
-LISTS, TAGS = "v1:{fleet}:disks", "v1:{fleet}:disk_tags"
-"""Hashes by worker: the tag, a blank and the list; the tag alone."""
 
 READ_LISTS: Final = 64
 """Lists are read by this number at a time: one of 10,000 models has up to 5 MB."""
@@ -49,7 +47,7 @@ class Disks:
         workers = iter(unknown.values())
         while part := [*islice(workers, READ_LISTS)]:
             with translated():
-                found = cast(list[bytes | None], await self._redis.hmget(LISTS, part))
+                found = cast(list[bytes | None], await self._redis.hmget(DISKS, part))
             for value in found:
                 if value is not None:
                     tag, _, content = value.partition(b" ")

@@ -4,14 +4,72 @@ not matter.
 
 from __future__ import annotations
 
-from libs.queue.scripts import Reply, Rest, script
+from libs.queue.scripts import CLOCK, Reply, Rest, script
+
+(
+    WORKERS,
+    CHANGES,
+    GONE,
+    HEARD,
+    USAGE,
+    DISKS,
+    DISK_TAGS,
+    GENERATION,
+    COUNTER,
+    CARDS,
+    CARD_CHANGES,
+    FAILURES,
+    STRIKES,
+    ROUTERS,
+    LEADER,
+    FENCES,
+    NOTES,
+) = (
+    f"v1:{{fleet}}:{part}"
+    for part in (
+        "workers",
+        "changes",
+        "gone",
+        "heard",
+        "usage",
+        "disks",
+        "disk_tags",
+        "generation",
+        "counter",
+        "cards",
+        "card_changes",
+        "failures",
+        "strikes",
+        "routers",
+        "leader",
+        "fences",
+        "notes",
+    )
+)
+
+_REGISTER = {
+    "workers": WORKERS,
+    "changes": CHANGES,
+    "gone": GONE,
+    "heard": HEARD,
+    "usage": USAGE,
+    "lists": DISKS,
+    "tags": DISK_TAGS,
+    "generation": GENERATION,
+    "counter": COUNTER,
+}
+"""The keys that change together with the register of workers, by their names in the scripts."""
+REGISTER = tuple(_REGISTER.values())
 
 
-@script("workers", "cards", "cards_revision", "lists", "tags", prologue="fleet")
+@script(*_REGISTER, "cards", "card_changes", prologues=[CLOCK, "fleet"])
 async def report(
     *,
     worker_id: str,
+    known: str,
+    repeated: str,
     heartbeat: bytes,
+    used: str,
     leaving: bool,
     tag: str,
     on_disk: bytes,
@@ -20,15 +78,30 @@ async def report(
 ) -> Reply: ...
 
 
-@script("workers", "lists", "tags")
-async def forget(*, worker_id: str, heard_ms: str) -> Reply: ...
+@script(*_REGISTER, prologues=[CLOCK, "fleet"])
+async def forget(*, silent: Rest) -> Reply: ...
 
 
-@script("failures", "strikes", prologue="fleet")
+@script(
+    *("workers", "changes", "gone", "heard", "generation", "counter"),
+    *("cards", "card_changes", "failures", "leader"),
+    prologues=[CLOCK, "fleet"],
+)
+async def read(*, known: str, since: int, limit: int, silent_ms: int) -> Reply: ...
+
+
+READ = (
+    *(WORKERS, CHANGES, GONE, HEARD, GENERATION, COUNTER),
+    *(CARDS, CARD_CHANGES, FAILURES, LEADER),
+)
+"""The keys of `read`."""
+
+
+@script("failures", "strikes", prologues=[CLOCK, "fleet"])
 async def record_failure(*, field: str, failure: bytes, last_ms: int, doublings: int) -> Reply: ...
 
 
-@script("failures", "strikes", prologue="fleet")
+@script("failures", "strikes", prologues=[CLOCK, "fleet"])
 async def forgive(*, last_ms: int, doublings: int, fields: Rest) -> Reply: ...
 
 
@@ -40,7 +113,7 @@ async def renew_claim(*, worker_id: str, last_ms: int) -> Reply: ...
 async def release_claim(*, worker_id: str) -> Reply: ...
 
 
-@script("orders", "leader", "claim", prologue="fleet")
+@script("orders", "leader", "claim", prologues=[CLOCK, "fleet"])
 async def order(
     *,
     directive: bytes,
@@ -53,7 +126,7 @@ async def order(
 ) -> Reply: ...
 
 
-@script("leader", "fences", prologue="fleet")
+@script("leader", "fences", prologues=[CLOCK, "fleet"])
 async def lead(*, scheduler_id: str, fence: int, last_ms: int) -> Reply: ...
 
 
@@ -61,11 +134,11 @@ async def lead(*, scheduler_id: str, fence: int, last_ms: int) -> Reply: ...
 async def resign(*, fence: int) -> Reply: ...
 
 
-@script("leader", "notes", prologue="fleet")
+@script("leader", "notes", prologues=[CLOCK, "fleet"])
 async def note_plan(
     *, fence: int, plan: str, desired: str, cold_starts: str, replace: bool, changed: Rest
 ) -> Reply: ...
 
 
-@script("routers", prologue="fleet")
+@script("routers", prologues=[CLOCK, "fleet"])
 async def router_heartbeat(*, router_id: str, last_ms: int) -> Reply: ...

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from itertools import chain
+from types import MappingProxyType
+from typing import Final
 
 from shoal.v1 import models_pb2, worker_pb2
 
@@ -18,6 +22,14 @@ reached.
 """
 
 HELD = (*LOADING_STATES, models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_RESIDENT)
+
+SILENT_MS = 4_000
+"""Two heartbeats. Readers know the time of the last heartbeat only of workers that have been silent
+for longer: the times of all would be a read of each worker every second.
+"""
+
+PARTS: Final = 64
+"""Of a mapping of workers: one of them is copied with each change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +95,27 @@ class WorkerRecord:
     batch_tokens: int
     draining: bool
     heartbeat_ms: int
-    """When it arrived, Unix time by Redis' clock."""
+    """When the heartbeat with these values arrived, Unix time by Redis' clock. Later ones that
+    differ in nothing but expected values are not stored (`drift.py`).
+    """
     models: Mapping[str, WorkerModelRecord]
     host_memory_bytes: int = 0
     host_used_bytes: int = 0
     preempted_in_seconds: float | None = None
     plan: int = 0
     wire_version: int = 0
-    device_seconds: float = 0.0
-    wasted_seconds: float = 0.0
     subject: str = ""
     """The subject of the heartbeat's credential; empty without one."""
     kernels: str = ""
     """The native kernels that a CPU worker uses, or "none: " and the reason."""
     local_models_only: bool = False
     """It has no store: it can load only models that it has on disk."""
+    silent_since_ms: int | None = None
+    """When its last heartbeat arrived, if that was more than SILENT_MS ago, else None."""
+    listed: Mapping[str, WorkerModelRecord] | None = field(default=None, compare=False, repr=False)
+    """Those of `models` that are from the list of its disk: one object for all workers with the
+    same list.
+    """
     held: tuple[WorkerModelRecord, ...] = field(init=False, compare=False, repr=False)
     """Its models that are warm, resident or being loaded."""
 
@@ -138,11 +156,10 @@ class WorkerRecord:
             else None,
             plan=heartbeat.plan,
             wire_version=heartbeat.wire_version,
-            device_seconds=heartbeat.device_seconds,
-            wasted_seconds=heartbeat.wasted_seconds,
             subject=heartbeat.subject,
             kernels=heartbeat.kernels,
             local_models_only=heartbeat.local_models_only,
+            listed=on_disk,
         )
 
     @property
@@ -157,6 +174,10 @@ class WorkerRecord:
     def is_going(self) -> bool:
         """Return whether the worker drains, or its machine will be preempted."""
         return self.draining or self.preempted_in_seconds is not None
+
+    def silent_ms(self, now_ms: int) -> int:
+        """Return for how long it has sent no heartbeat, if that is more than SILENT_MS, else 0."""
+        return 0 if self.silent_since_ms is None else now_ms - self.silent_since_ms
 
     def state(self, model: str) -> models_pb2.ModelState:
         """Return the model's state on this worker; ABSENT if the worker does not list it."""
@@ -181,6 +202,107 @@ class LeaderRecord:
     """Seconds in which a new worker of each pool is expected to start."""
 
 
+class Workers(Mapping[str, WorkerRecord]):
+    """Records by worker id. Immutable: a changed copy shares all but some parts, because copying
+    ten thousand entries for every heartbeat would take most of a router's time.
+    """
+
+    __slots__ = ("_count", "_parts")
+
+    def __init__(self, records: Iterable[WorkerRecord] = ()) -> None:
+        self._parts: list[dict[str, WorkerRecord]] = [{} for _ in range(PARTS)]
+        for record in records:
+            self._parts[hash(record.worker_id) % PARTS][record.worker_id] = record
+        self._count = sum(map(len, self._parts))
+
+    def changed(self, changes: Mapping[str, WorkerRecord | None]) -> Workers:
+        """Return a copy with these records instead; None: without one."""
+        copy = Workers.__new__(Workers)
+        copy._parts, owned = list(self._parts), set[int]()
+        for worker_id, record in changes.items():
+            number = hash(worker_id) % PARTS
+            if number not in owned:
+                owned.add(number)
+                copy._parts[number] = dict(copy._parts[number])
+            if record is None:
+                copy._parts[number].pop(worker_id, None)
+            else:
+                copy._parts[number][worker_id] = record
+        copy._count = self._count + sum(
+            len(copy._parts[number]) - len(self._parts[number]) for number in owned
+        )
+        return copy
+
+    def __getitem__(self, worker_id: str) -> WorkerRecord:
+        return self._parts[hash(worker_id) % PARTS][worker_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(self._parts)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def values(self) -> Collection[WorkerRecord]:  # type: ignore[override]
+        return [record for part in self._parts for record in part.values()]
+
+
+NO_WORKERS: Final = Workers()
+_NONE: Final[Mapping[str, WorkerRecord]] = MappingProxyType({})
+
+
+class Index:
+    """Workers by pool, and by the models that they hold (HELD). Immutable."""
+
+    def __init__(self, workers: Iterable[WorkerRecord] = ()) -> None:
+        self._pools: dict[str, Workers] = {}
+        self._holders: dict[str, dict[str, WorkerRecord]] = {}
+        self._update((None, worker) for worker in workers)
+
+    def pools(self) -> Mapping[str, Workers]:
+        """Return the workers of each pool, by id."""
+        return self._pools
+
+    def models(self) -> Set[str]:
+        """Return the models that some worker holds."""
+        return self._holders.keys()
+
+    def holders(self, model: str) -> Mapping[str, WorkerRecord]:
+        """Return the workers that hold the model, by id: the same object until one of their records
+        changes.
+        """
+        return self._holders.get(model, _NONE)
+
+    def changed(self, changes: Iterable[tuple[WorkerRecord | None, WorkerRecord | None]]) -> Index:
+        """Return an index with each first record replaced by the second one; None: without one.
+        Only what changes is copied.
+        """
+        index = Index()
+        index._pools, index._holders = dict(self._pools), dict(self._holders)
+        index._update(changes)
+        return index
+
+    def _update(self, changes: Iterable[tuple[WorkerRecord | None, WorkerRecord | None]]) -> None:
+        pools: dict[str, dict[str, WorkerRecord | None]] = defaultdict(dict)
+        models: dict[str, dict[str, WorkerRecord | None]] = defaultdict(dict)
+        for before, now in changes:
+            for record, later in ((before, None), (now, now)):
+                if record is not None:
+                    pools[record.pool][record.worker_id] = later
+                    for held in record.held:
+                        models[held.model][record.worker_id] = later
+        for pool, changed in pools.items():
+            self._pools[pool] = self._pools.get(pool, NO_WORKERS).changed(changed)
+            if not self._pools[pool]:
+                del self._pools[pool]
+        for model, changed in models.items():
+            found = {**self._holders.get(model, _NONE), **changed}
+            holders = {name: record for name, record in found.items() if record is not None}
+            if holders:
+                self._holders[model] = holders
+            else:
+                self._holders.pop(model, None)
+
+
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
     """The fleet at `now_ms` (Unix time by Redis' clock)."""
@@ -195,23 +317,61 @@ class FleetSnapshot:
     leader: LeaderRecord | None = None
     """The scheduler that decides where models go; None while none is alive."""
 
+    _index: list[Index] = field(default_factory=list, init=False, compare=False, repr=False)
+
+    @property
+    def index(self) -> Index:
+        """Return the index of `workers`."""
+        if not self._index:
+            self._index.append(Index(self.workers.values()))
+        return self._index[0]
+
+    def with_index(self, index: Index) -> FleetSnapshot:
+        """Set the index of `workers`, which is otherwise made at its first use, and return self."""
+        self._index[:] = [index]
+        return self
+
     def pools(self) -> set[str]:
         """Return the pools with a live worker that does not drain."""
-        return {worker.pool for worker in self.workers.values() if not worker.draining}
+        return {
+            pool
+            for pool, workers in self.index.pools().items()
+            if not all(worker.draining for worker in workers.values())
+        }
 
     def in_pool(self, pool: str) -> list[WorkerRecord]:
         """Return the pool's live workers that do not drain."""
+        workers = self.index.pools().get(pool, NO_WORKERS)
+        return [worker for worker in workers.values() if not worker.draining]
+
+    def has_staying(self, pool: str) -> bool:
+        """Return whether the pool has a live worker that neither drains nor will be preempted."""
+        workers = self.index.pools().get(pool, NO_WORKERS)
+        return not all(worker.is_going for worker in workers.values())
+
+    def lists(self) -> Iterable[Mapping[str, WorkerModelRecord]]:
+        """Return the models that workers do not hold, each list on their disks once."""
+        lists = {}
+        for worker in self.workers.values():
+            models = worker.listed if worker.listed is not None else worker.models
+            lists[id(models)] = models
+        return lists.values()
+
+    def holders(self, model: str) -> Collection[WorkerRecord]:
+        """Return live workers of any pool that hold the model (HELD)."""
+        return self.index.holders(model).values()
+
+    def holders_in(self, pool: str, model: str) -> list[WorkerRecord]:
+        """Return the pool's live workers that do not drain and hold the model."""
         return [
-            worker
-            for worker in self.workers.values()
-            if worker.pool == pool and not worker.draining
+            worker for worker in self.holders(model) if worker.pool == pool and not worker.draining
         ]
 
     def resident_on(self, model: str) -> list[WorkerRecord]:
         """Return live workers of any pool with the model on their device."""
         return [
             worker
-            for worker in self.workers.values()
+            for worker in self.holders(model)
             if worker.state(model) == models_pb2.MODEL_STATE_RESIDENT
         ]
 

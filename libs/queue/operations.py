@@ -12,7 +12,7 @@ from __future__ import annotations
 from libs.queue.keys import KEYS
 from libs.queue.scripts import Reply, Rest, script
 
-lane_script = script(*KEYS, prologue="lane")
+lane_script = script(*KEYS, prologues=["lane"])
 
 
 @lane_script

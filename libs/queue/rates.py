@@ -87,7 +87,7 @@ def key_of(tenant: str, slots: int = 1) -> str:
     return f"v1:{{{slot_of(tenant, slots)}}}:rates:{quote(tenant, safe='')}"
 
 
-@script("debts", prologue="rates")
+@script("debts", prologues=["rates"])
 async def charge(
     *,
     now: float,

@@ -34,6 +34,8 @@ _NUMBER, _TEXT = "tonumber(ARGV[{}])", "ARGV[{}]"
 _LUA = {"int": _NUMBER, "float": _NUMBER, "bool": "ARGV[{}] == '1'", "str": _TEXT, "bytes": _TEXT}
 
 
+CLOCK: Final = "clock"
+"""The prologue with Redis' clock."""
 _SCRIPTS: list[str] = []
 """The texts of all scripts, in the order of their definitions."""
 _LOADS: Final = 2
@@ -50,7 +52,7 @@ class Script(Generic[P]):
     """
 
     def __init__(
-        self, function: Callable[P, Awaitable[Reply]], keys: Sequence[str], prologue: str
+        self, function: Callable[P, Awaitable[Reply]], keys: Sequence[str], prologues: Sequence[str]
     ) -> None:
         kinds = {
             name: str(parameter.annotation)
@@ -63,11 +65,12 @@ class Script(Generic[P]):
             )
         folder = files(function.__module__.rpartition(".")[0]) / "lua"
         body = (folder / f"{function.__name__}.lua").read_text("utf-8").rstrip("\n")
-        shared = (
-            _needed(body, (folder / f"_{prologue}.lua").read_text("utf-8").rstrip("\n"))
-            if prologue
-            else []
-        )
+        own = files(__name__.rpartition(".")[0]) / "lua"
+        texts = [
+            ((own if name == CLOCK else folder) / f"_{name}.lua").read_text("utf-8").rstrip("\n")
+            for name in prologues
+        ]
+        shared = _needed(body, "\n\n".join(texts)) if texts else []
         self.text = "\n".join([*lines, *shared, body])
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self._names = [name for name, kind in kinds.items() if kind != "Rest"]
@@ -157,8 +160,10 @@ def _needed(body: str, prologue: str) -> list[str]:
     return [first, *chosen]
 
 
-def script(*keys: str, prologue: str = "") -> Callable[[Callable[P, Awaitable[Reply]]], Script[P]]:
-    """Turn a function into a `Script`. `keys` names KEYS in Lua; `lua/_<prologue>.lua` has
-    functions that several scripts share.
+def script(
+    *keys: str, prologues: Sequence[str] = ()
+) -> Callable[[Callable[P, Awaitable[Reply]]], Script[P]]:
+    """Turn a function into a `Script`. `keys` names KEYS in Lua; each `lua/_<prologue>.lua` has
+    functions that several scripts share, that of CLOCK in the folder of the queue.
     """
-    return lambda function: Script(function, keys, prologue)
+    return lambda function: Script(function, keys, prologues)

@@ -336,25 +336,16 @@ def _served(fleet: FleetSnapshot, pool_models: Iterable[PoolModel]) -> set[PoolM
     """Return those (pool, model) with a worker that stays and has the model resident, or will
     soon.
     """
-    wanted = set(pool_models)
-    if not wanted:
-        return wanted
     return {
-        (worker.pool, name)
-        for worker in fleet.workers.values()
-        for name in _served_models(worker)
-        if (worker.pool, name) in wanted
+        (pool, model)
+        for pool, model in pool_models
+        if any(worker.pool == pool and _serves(worker, model) for worker in fleet.holders(model))
     }
 
 
-def _served_models(worker: WorkerRecord) -> list[str]:
-    """Return the models that are resident or loading on the worker, unless the model or the worker
-    is about to leave.
+def _serves(worker: WorkerRecord, model: str) -> bool:
+    """Return whether the model is resident or loading on the worker, and neither is about to
+    leave.
     """
-    if worker.is_going:
-        return []
-    return [
-        record.model
-        for record in worker.held
-        if record.state in (*LOADING_STATES, RESIDENT) and not record.leaving
-    ]
+    record = worker.models[model]
+    return not (worker.is_going or record.leaving) and record.state in (*LOADING_STATES, RESIDENT)

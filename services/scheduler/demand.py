@@ -19,7 +19,6 @@ from typing import Final, Literal
 
 from libs.catalog.pools import Pools, PoolSpec
 from libs.fleet import LOADING_STATES, FleetSnapshot, LeaderRecord, WorkerRecord
-from libs.fleet.snapshot import HELD
 from libs.queue import LaneGauges, LaneKey
 from libs.work_estimate import average_speed, busy_copies, work_seconds
 from services.scheduler.rates import Arrivals, ColdStarts, Rate, Speeds
@@ -574,16 +573,19 @@ class _Reading:
         for worker in fleet.workers.values():
             if not worker.draining or worker.preempted_in_seconds is not None:
                 self._read(worker, self.seen[worker.pool])
+        for models in fleet.lists():
+            for name, model in models.items():
+                self._bytes[name] = max(model.bytes, self._bytes.get(name, 0))
         for lane, gauge in gauges.items():
             self._lanes[lane.pool][lane.model].append(gauge)
 
     def _read(self, worker: WorkerRecord, seen: _Seen) -> None:
         seen.workers.append(worker)
-        for name, model in worker.models.items():  # of thousands of workers
-            if model.state in HELD:
-                seen.held.add(name)
-                seen.is_loading = seen.is_loading or model.state in LOADING_STATES
-                seen.is_pinned = seen.is_pinned or model.pinned
+        for model in worker.held:  # of thousands of workers
+            name = model.model
+            seen.held.add(name)
+            seen.is_loading = seen.is_loading or model.state in LOADING_STATES
+            seen.is_pinned = seen.is_pinned or model.pinned
             if model.tokens_per_second > 0:
                 seen.speeds[name].append(model.tokens_per_second)
             if model.bytes > self._bytes.get(name, 0):
@@ -638,7 +640,7 @@ class _Reading:
 def _health(worker: WorkerRecord, now_ms: int) -> Literal["ready", "preempting", "unhealthy"]:
     if worker.preempted_in_seconds is not None:
         return "preempting"
-    return "unhealthy" if now_ms - worker.heartbeat_ms > MISSED_HEARTBEATS_MS else "ready"
+    return "unhealthy" if worker.silent_ms(now_ms) > MISSED_HEARTBEATS_MS else "ready"
 
 
 def _mean(numbers: list[int]) -> int:

@@ -98,15 +98,15 @@ async def test_heartbeats_during_refresh_are_kept(
     card = models_pb2.ModelCard(model="org/model", dimensions=384)
     await fleet.report(heartbeat("stays"))
     await fleet.report(heartbeat("leaves"))
-    parse = fleet._live_workers
+    parse = fleet._reader._parse
 
-    async def parse_later(*read: Any) -> Any:
+    async def parse_later(page: Any) -> Any:
         monkeypatch.undo()
         await fleet.report(heartbeat("comes", holds(RESIDENT, card=card), failed(BROKEN)))
         await fleet.report(heartbeat("leaves", leaving=True))
-        return await parse(*read)
+        return await parse(page)
 
-    monkeypatch.setattr(fleet, "_live_workers", parse_later)
+    monkeypatch.setattr(fleet._reader, "_parse", parse_later)
     for snapshot in (await fleet.refresh(), fleet.snapshot, await fleet.refresh()):
         assert set(snapshot.workers) == {"stays", "comes"}
         assert snapshot.card("org/model") == card
@@ -243,7 +243,8 @@ async def test_models_on_disk_are_sent_and_read_once(
     assert await fleet.report(heartbeat("w", on_disk=on_disk)) == tag != ""
     await redis.config_resetstat()
     await other.refresh()
-    assert (await redis.info("commandstats"))["cmdstat_hmget"]["calls"] == 2  # leader, and lists
+    # Heartbeats and cards in two pages each, one list, and the leader.
+    assert (await redis.info("commandstats"))["cmdstat_hmget"]["calls"] == 6
     await fleet.refresh()
     await redis.config_resetstat()
     for seconds in (1.0, 2.0):
@@ -251,8 +252,8 @@ async def test_models_on_disk_are_sent_and_read_once(
         assert await other.report(beat) == tag
         await fleet.refresh()
     ran = await redis.info("commandstats")
-    assert ran["cmdstat_hmget"]["calls"] == 2  # no lists
-    assert ran["cmdstat_hgetall"]["calls"] == 2 * 2  # heartbeats and failures, no cards
+    assert ran["cmdstat_hmget"]["calls"] == 1 + 2  # one changed heartbeat, the leader, no lists
+    assert ran["cmdstat_hgetall"]["calls"] == 2  # failures
     assert fleet.snapshot.workers == other.snapshot.workers
     for snapshot in (fleet.snapshot, other.snapshot):
         for worker in snapshot.workers.values():
@@ -357,7 +358,7 @@ async def test_cards_are_read_again_only_after_a_change(
     for _ in range(3):
         await fleet.report(heartbeat("w", holds(RESIDENT, card=card)))
         await other.refresh()
-    assert (await redis.info("commandstats"))["cmdstat_hgetall"]["calls"] == 3 * 2
+    assert (await redis.info("commandstats"))["cmdstat_hmget"]["calls"] == 3  # the leader
     card.dimensions = 16
     await fleet.report(heartbeat("w", holds(RESIDENT, card=card)))
     assert (await other.refresh()).card("org/model") == card
@@ -379,7 +380,7 @@ async def test_everything_in_the_registry_expires(fleet: Fleet, redis: Redis) ->
     assert fence is not None
     await fleet.note_plan(fence, fence << 32, {"org/model": "it waits"})
     keys = await redis.keys("*")
-    assert len(keys) == 13
+    assert len(keys) == 18
     assert [key for key in keys if await redis.pttl(key) < 0] == []
 
 

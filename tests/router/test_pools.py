@@ -163,4 +163,5 @@ async def test_placement_is_explained_for_all_of_a_models_pools(redis_url: str) 
             for one in mesh_now.workers
             if one.HasField("preempted_in_seconds")
         }
-        assert notices == {"l4": 25.0}
+        assert notices.keys() == {"l4"}
+        assert 0 < notices["l4"] <= 25.0  # less the time since the notice

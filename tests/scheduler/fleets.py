@@ -9,6 +9,7 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.eviction import Candidate, Challenger, choose_victims, cost_aware
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
+from libs.fleet.snapshot import SILENT_MS
 from libs.queue import LaneGauges, LaneKey
 from services.scheduler.planning.placement import Plan, PlanInput, PoolModel, SentOrder, plan
 
@@ -76,6 +77,7 @@ def worker(
         preempted_in_seconds=preempted_in,
         plan=plan,
         local_models_only=local,
+        silent_since_ms=beat_ms if NOW_MS - beat_ms >= SILENT_MS else None,
     )
 
 

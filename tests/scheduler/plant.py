@@ -256,6 +256,7 @@ class FakeWorkers:
             batch_tokens=2048,
             draining=pod.stopped is not None or pod.noticed is not None,
             heartbeat_ms=now_ms - round(silent * 1000),
+            silent_since_ms=now_ms - round(silent * 1000) if silent else None,
             models={MODEL: self._model(pod)},
             preempted_in_seconds=max(0.0, pod.noticed + 30 - self._now)
             if pod.noticed is not None

@@ -61,6 +61,7 @@ class Mesh:
             batch_tokens=2048,
             draining=draining,
             heartbeat_ms=-int(silent_seconds * 1000),
+            silent_since_ms=-int(silent_seconds * 1000) if silent_seconds else None,
             models={model.model: model for model in models},
             preempted_in_seconds=preempted_in_seconds,
         )
@@ -101,7 +102,13 @@ class Mesh:
         self.at += seconds
         now_ms = EPOCH_MS + round(self.at * 1000)
         beats = {
-            name: replace(worker, heartbeat_ms=now_ms + worker.heartbeat_ms)
+            name: replace(
+                worker,
+                heartbeat_ms=now_ms + worker.heartbeat_ms,
+                silent_since_ms=None
+                if worker.silent_since_ms is None
+                else now_ms + worker.silent_since_ms,
+            )
             for name, worker in self.workers.items()
         }
         record = _leader_record(leader, now_ms) if leader is not None else None

@@ -172,7 +172,9 @@ async def test_note_reports_why_order_failed(redis: Redis, mesh: Mesh, how: str,
     if how == "failed":
         await mesh.fleet.record_failure("org/a", "w", BROKEN)
     else:
-        await redis.hdel("v1:{fleet}:workers", "w")
+        heard = await mesh.fleet.last_heartbeat("w")
+        assert heard is not None
+        assert await mesh.fleet.forget("w", heard[1])
     await scheduler.tick()
     assert f"; {end} " in (await mesh.fleet.plan_notes())["org/a"]
 

@@ -170,7 +170,8 @@ def check_eviction(order: Order, asked: PlanInput) -> None:
     assert not held.held_jobs
     assert not held.pinned
     assert not held.leaving
-    assert held.resident_seconds >= max(KEPT_SECONDS, 10 * held.load_seconds)
+    resident = held.resident_seconds + (asked.fleet.now_ms - one.heartbeat_ms) / 1000
+    assert resident >= max(KEPT_SECONDS, 10 * held.load_seconds)
     assert not asked.gauges[LaneKey("cpu", order.model)].queued_tokens
     others = [
         other for other in asked.fleet.workers.values() if other is not one and not other.is_going

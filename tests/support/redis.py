@@ -7,12 +7,56 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import RedisError
 
 from services.local.redis_server import find_redis_server, redis_arguments
 from tests.support.waiting import wait_until
+
+
+class RedisServers:
+    """Servers on ports of 127.0.0.1, each a process that a test may kill."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def client(self, port: int) -> Redis:
+        return Redis(port=port, socket_timeout=60.0, protocol=2)
+
+    def role(self, port: int) -> str:
+        """Return the role that a server reports, or an empty string if it does not answer."""
+        try:
+            with self.client(port) as server:
+                return str(server.info("replication")["role"])
+        except RedisError:
+            return ""
+
+    def kill(self, port: int) -> None:
+        """SIGKILL."""
+        process = self._processes.pop(port)
+        process.kill()
+        process.wait()
+
+    def _answers(self, port: int) -> bool:
+        try:
+            with self.client(port) as server:
+                return bool(server.ping())
+        except RedisError:
+            return False
+
+    def _refusals(self, ports: Iterable[int]) -> list[Any]:
+        """Return the refusals that the ACLs of running servers logged."""
+        reported: list[Any] = []
+        for port in self._processes.keys() & set(ports):
+            with self.client(port) as server:
+                reported += server.acl_log()
+        return reported
 
 
 class RedisServer:

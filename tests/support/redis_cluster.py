@@ -21,6 +21,7 @@ from libs.queue.connection.acl import ROUTER, SCHEDULER, User
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import free_port
 from tests.support.acl import PASSWORD
+from tests.support.redis import RedisServers
 from tests.support.waiting import wait_until
 
 MASTERS = 3
@@ -54,7 +55,7 @@ def _is_bus_free(port: int) -> bool:
     return True
 
 
-class RedisCluster:
+class RedisCluster(RedisServers):
     """Runs while its context is open. The first three ports are the masters at the start, each of
     a third of the hash slots; the others are their replicas, in order.
 
@@ -70,7 +71,7 @@ class RedisCluster:
         node_timeout_ms: int = NODE_TIMEOUT_MS,
         is_durable: bool = False,
     ) -> None:
-        self.directory = directory or Path(tempfile.mkdtemp(prefix="shoal-cluster-"))
+        super().__init__(directory or Path(tempfile.mkdtemp(prefix="shoal-cluster-")))
         self._is_temporary = directory is None
         self._node_timeout_ms = node_timeout_ms
         self._is_durable = is_durable
@@ -80,7 +81,6 @@ class RedisCluster:
         users = [user.line(PASSWORD) for user in (ROUTER, SCHEDULER)]
         self.directory.mkdir(exist_ok=True)
         self._users.write_text("\n".join(["user default on nopass ~* &* +@all", *users, ""]))
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
     def url(self) -> str:
@@ -89,9 +89,6 @@ class RedisCluster:
     def url_as(self, user: User) -> str:
         """The URL for a user, who has the password of the tests."""
         return f"redis+cluster://{user.name}:{PASSWORD.replace(' ', '%20')}@{self._named()}"
-
-    def client(self, port: int) -> Redis:
-        return Redis(port=port, socket_timeout=60.0, protocol=2)
 
     def master_of(self, key: str) -> int:
         """Return the port of the master that holds the key, as the other nodes see it."""
@@ -107,7 +104,7 @@ class RedisCluster:
 
     def masters(self) -> list[int]:
         """Return the ports of the nodes that report themselves as masters."""
-        return [port for port in self._processes if self._role(port) == "master"]
+        return [port for port in self._processes if self.role(port) == "master"]
 
     def replica_of(self, port: int) -> int:
         """Return the port of the replica of a master."""
@@ -164,17 +161,7 @@ class RedisCluster:
 
     def refusals(self) -> list[Any]:
         """Return the refusals that the nodes' ACL logged."""
-        reported: list[Any] = []
-        for port in self._processes:
-            with self.client(port) as node:
-                reported += node.acl_log()
-        return reported
-
-    def kill(self, port: int) -> None:
-        """SIGKILL."""
-        process = self._processes.pop(port)
-        process.kill()
-        process.wait()
+        return self._refusals(self.ports)
 
     @contextmanager
     def without_failover(self) -> Iterator[None]:
@@ -251,13 +238,13 @@ class RedisCluster:
             with suppress(RedisError), self.client(replica) as node:
                 node.execute_command("CLUSTER", "FAILOVER")
             with suppress(AssertionError):
-                wait_until(lambda: self._role(replica) == "master", 6, "the replica to take over")
+                wait_until(lambda: self.role(replica) == "master", 6, "the replica to take over")
                 return
         self.wait_takeover(replica)
 
     def wait_takeover(self, replica: int) -> None:
         """Wait until this replica has become a master."""
-        wait_until(lambda: self._role(replica) == "master", 120, "the replica to take over")
+        wait_until(lambda: self.role(replica) == "master", 120, "the replica to take over")
 
     def __enter__(self) -> RedisCluster:
         try:
@@ -330,20 +317,6 @@ class RedisCluster:
                 return False
             known.add(tuple(sorted((first, last, at[1]) for first, last, at, *_ in ranges)))
         return len(known) == 1
-
-    def _role(self, port: int) -> str:
-        try:
-            with self.client(port) as node:
-                return str(node.info("replication")["role"])
-        except RedisError:
-            return ""
-
-    def _answers(self, port: int) -> bool:
-        try:
-            with self.client(port) as node:
-                return bool(node.ping())
-        except RedisError:
-            return False
 
     def _named(self) -> str:
         return ",".join(f"127.0.0.1:{port}" for port in self.ports[:2])

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from libs.queue.connection.acl import ROUTER, acl_file
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import free_port
-from tests.support.redis import RedisServer
+from tests.support.redis import RedisServer, RedisServers
 from tests.support.waiting import wait_until
 
 SERVICE = "mymaster"
@@ -30,7 +30,7 @@ a healthy server appear down.
 """
 
 
-class SentinelSet:
+class SentinelSet(RedisServers):
     """A master, two replicas and three Sentinels on ports of 127.0.0.1, each a process that a test
     may kill.
 
@@ -45,7 +45,7 @@ class SentinelSet:
     """
 
     def __init__(self, *, password: str = "", sentinel_password: str = "", users: str = "") -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="shoal-sentinel-"))
+        super().__init__(Path(tempfile.mkdtemp(prefix="shoal-sentinel-")))
         self.servers = [free_port() for _ in range(3)]
         self.sentinels = [free_port() for _ in range(3)]
         self.password_file = self.directory / "sentinel.password"
@@ -56,7 +56,6 @@ class SentinelSet:
             self._users.write_text(
                 acl_file(router=password, scheduler=password, admin=password) + users
             )
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
     def url(self) -> str:
@@ -70,21 +69,9 @@ class SentinelSet:
         with self.client(self.sentinels[0]) as sentinel:
             return int(sentinel.sentinel_get_master_addr_by_name(SERVICE)[1])
 
-    def role(self, port: int) -> str:
-        """Return the role that a server reports, or an empty string if it does not answer."""
-        try:
-            with self.client(port) as server:
-                return str(server.info("replication")["role"])
-        except RedisError:
-            return ""
-
     def refusals(self) -> list[Any]:
         """Return the refusals that the servers' ACL logged."""
-        reported: list[Any] = []
-        for port in [port for port in self.servers if port in self._processes]:
-            with self.client(port) as server:
-                reported += server.acl_log()
-        return reported
+        return self._refusals(self.servers)
 
     def client(self, port: int) -> Redis:
         password = self._sentinel_password if port in self.sentinels else self._password
@@ -110,12 +97,6 @@ class SentinelSet:
             120,
             "another master",
         )
-
-    def kill(self, port: int) -> None:
-        """SIGKILL."""
-        process = self._processes.pop(port)
-        process.kill()
-        process.wait()
 
     def start(self, port: int, *more: str) -> None:
         """Again, as it was started first: the Sentinels make a replica of it. `more` of its command
@@ -196,13 +177,6 @@ class SentinelSet:
     def _run(self, port: int, command: Sequence[str]) -> None:
         self._processes[port] = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         wait_until(lambda: self._answers(port), 120, "a server to answer")
-
-    def _answers(self, port: int) -> bool:
-        try:
-            with self.client(port) as client:
-                return bool(client.ping())
-        except RedisError:
-            return False
 
     def _is_ready(self) -> bool:
         for port in self.sentinels:

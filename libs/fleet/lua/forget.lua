@@ -1,7 +1,7 @@
--- Removes a worker without a heartbeat since `heard_ms`. Returns 1, or 0 if it has one or is
--- unknown.
-local value = redis.call('HGET', workers, worker_id)
-if not value or string.match(value, '^(%d+) ') ~= heard_ms then return 0 end
-redis.call('HDEL', lists, worker_id)
-redis.call('HDEL', tags, worker_id)
-return redis.call('HDEL', workers, worker_id)
+-- silent: {worker, time of its last heartbeat} * n. Removes those without a heartbeat since. Returns
+-- the version of the last removal, 0 without one.
+local version = 0
+for at = silent, #ARGV, 2 do
+  if call('ZSCORE', heard, ARGV[at]) == ARGV[at + 1] then version = math.max(version, remove(ARGV[at])) end
+end
+return version

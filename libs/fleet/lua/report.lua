@@ -1,38 +1,51 @@
--- new_cards: {model, card} * n, of which the first `changed` replace others. on_disk: the models on
--- its disk, '' if those of this tag are stored already. Returns the time, and whether they are
--- stored. A heartbeat with another tag is not stored: the worker's next one has its models on disk.
+-- repeated: the version of the stored record that this heartbeat repeats, of generation `known`;
+-- '': store the heartbeat. new_cards: {model, card} * n, of which the first `changed` replace others.
+-- on_disk: the models on its disk, '' if those of this tag are stored already. A heartbeat with
+-- another tag is not stored: the worker's next one has its models on disk.
+-- Returns the time, whether they are stored, the generation, the version of the record (0: there is
+-- none; -1: the record is another one by now, so the heartbeat is needed in full), and that of the
+-- first card.
 local now = clock()
-local has_list = 0
+local has_list, version = 1, tonumber(repeated)
 if leaving then
-  for _, key in ipairs({workers, lists, tags}) do call('HDEL', key, worker_id) end
+  has_list, version = 0, remove(worker_id)
+elseif version then
+  if call('GET', generation) ~= known or call('ZSCORE', changes, worker_id) ~= repeated then return {now, 0, '', -1, 0} end
+  if tag ~= '' and call('HGET', tags, worker_id) ~= tag then return {now, 0, known, 0, 0} end
 else
   if tag == '' then
     call('HDEL', lists, worker_id)
     call('HDEL', tags, worker_id)
+    has_list = 0
   elseif on_disk ~= '' then
     call('HSET', lists, worker_id, tag .. ' ' .. on_disk)
     call('HSET', tags, worker_id, tag)
-    has_list = 1
-  elseif call('HGET', tags, worker_id) == tag then
-    has_list = 1
-  else
-    return {now, 0}
+  elseif call('HGET', tags, worker_id) ~= tag then
+    return {now, 0, '', 0, 0}
   end
+  version = next_version(1)
   call('HSET', workers, worker_id, now .. ' ' .. heartbeat)
+  call('ZADD', changes, string.format('%.0f', version), worker_id)
+  call('ZREM', gone, worker_id)
 end
-for _, key in ipairs({workers, lists, tags}) do call('PEXPIRE', key, DAY) end
-local written = changed
+if not leaving then
+  call('ZADD', heard, now, worker_id)
+  call('HSET', usage, worker_id, used)
+end
+local written = {}
 for at = new_cards, #ARGV, 2 do
   if (at - new_cards) / 2 < changed then
     call('HSET', cards, ARGV[at], ARGV[at + 1])
-  else
-    written = written + call('HSETNX', cards, ARGV[at], ARGV[at + 1])
+    written[#written + 1] = ARGV[at]
+  elseif call('HSETNX', cards, ARGV[at], ARGV[at + 1]) == 1 then
+    written[#written + 1] = ARGV[at]
   end
 end
-if written > 0 then
-  local time = call('TIME')
-  call('SET', cards_revision, time[1] .. '.' .. time[2])
+local first = 0
+if #written > 0 then
+  first = next_version(#written)
+  for at, model in ipairs(written) do call('ZADD', card_changes, string.format('%.0f', first + at - 1), model) end
 end
-call('PEXPIRE', cards, 7 * DAY)
-call('PEXPIRE', cards_revision, 7 * DAY)
-return {now, has_list}
+expire()
+for _, key in ipairs({cards, card_changes}) do call('PEXPIRE', key, 7 * DAY) end
+return {now, has_list, call('GET', generation) or '', version, first}

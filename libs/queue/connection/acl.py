@@ -23,13 +23,13 @@ _BOTH: Final = (
     *("subscribe", "unsubscribe", "publish"),
     *("del", "get", "pexpire", "set"),
     *("hdel", "hget", "hgetall", "hmget", "hset"),
-    *("zadd", "zcard", "zrange", "zremrangebyscore"),
+    *("zadd", "zcard", "zrange", "zrangebyscore", "zrem", "zremrangebyscore", "zscore"),
 )
 _ROUTER: Final = (
     "script|load",
     *("exists", "hexists", "hincrby", "hkeys", "hlen", "hsetnx"),
     *("blpop", "lpop", "rpush", "xadd"),
-    *("zcount", "zrangebyscore", "zrem", "zscore"),
+    "zcount",
 )
 
 
@@ -83,10 +83,16 @@ SCHEDULER: Final = User(
             f"v1:{{fleet}}:{part}"
             for part in (
                 "workers",
-                "cards",
-                "cards_revision",
+                "changes",
+                "gone",
+                "heard",
+                "usage",
                 "disks",
                 "disk_tags",
+                "generation",
+                "counter",
+                "cards",
+                "card_changes",
                 "failures",
                 "strikes",
                 "leader",

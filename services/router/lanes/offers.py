@@ -30,7 +30,7 @@ def is_served(lane: LaneKey, snapshot: FleetSnapshot) -> bool:
     """True if the lane's model is resident in its pool or being loaded there."""
     return any(
         worker.state(lane.model) in (*LOADING_STATES, models_pb2.MODEL_STATE_RESIDENT)
-        for worker in snapshot.in_pool(lane.pool)
+        for worker in snapshot.holders_in(lane.pool, lane.model)
     )
 
 
@@ -79,7 +79,9 @@ def _may_add(gauges: LaneGauges, snapshot: FleetSnapshot, record: WorkerModelRec
         and (lane.adapter in record.adapters or lane.adapter in record.failed_adapters)
     ):
         return False
-    workers = [worker for worker in snapshot.in_pool(lane.pool) if holds(worker, lane.model)]
+    workers = [
+        worker for worker in snapshot.holders_in(lane.pool, lane.model) if holds(worker, lane.model)
+    ]
     able = [
         worker.models[lane.model]
         for worker in workers

@@ -236,19 +236,17 @@ class Wakeups:
         copies, only those.
         """
         workers = self._view.snapshot.workers
-        near = {
-            worker_id: _NEARNESS.get(worker.state(lane.model), 0)
-            for worker_id, worker in workers.items()
-        }
-        is_on_disk = any(
-            near[worker.worker_id] for worker in self._view.snapshot.in_pool(lane.pool)
-        )
         loaders = [
-            pull
+            (_NEARNESS.get(worker.state(lane.model), 0) if worker is not None else 0, pull)
             for pull in self.pending_pulls.loaders(lane.pool)
-            if near.get(pull.worker_id, 0) or not is_on_disk
+            for worker in (workers.get(pull.worker_id),)
         ]
-        return sorted(loaders, key=lambda pull: -near.get(pull.worker_id, 0))
+        is_on_disk = any(
+            worker.state(lane.model) in _NEARNESS
+            for worker in self._view.snapshot.in_pool(lane.pool)
+        )
+        loaders.sort(key=lambda loader: -loader[0])
+        return [pull for near, pull in loaders if near or not is_on_disk]
 
     async def _claim(self, lane: LaneKey, pull: PendingPull, *, only_adapter: bool) -> bool:
         claim = lane if only_adapter else _model_lane(lane)

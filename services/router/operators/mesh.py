@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Final
 
@@ -13,7 +14,7 @@ from shoal.v1 import mesh_pb2 as pb
 from shoal.v1 import mesh_pb2_grpc, models_pb2
 
 from libs.errors import InvalidInput, NoCapacity, QueueFull
-from libs.fleet import Fleet, FleetSnapshot, WorkerModelRecord, WorkerRecord, may_claim
+from libs.fleet import Fleet, FleetSnapshot, Usage, WorkerModelRecord, WorkerRecord, may_claim
 from libs.fleet.affinity import busy_shares, score
 from libs.processes import Process
 from libs.queue import LaneGauges, LaneKey, Lanes
@@ -29,7 +30,9 @@ EXPLAINED_SECONDS: Final = 60.0
 
 
 class MeshService(mesh_pb2_grpc.MeshServiceServicer):
-    """Answers from this router's view; only the plan's notes are read from Redis."""
+    """Answers from this router's view; only the plan's notes and the use of workers are read from
+    Redis.
+    """
 
     def __init__(
         self,
@@ -52,15 +55,16 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         self._processes = processes
         self._oldest = oldest
         self._router_id = router_id
-        # The state: the number of open WatchMesh streams.
+        # The state: the number of open WatchMesh streams, and how workers were last used.
         self._watchers = 0
+        self._usage: Mapping[str, Usage] = {}
 
     async def GetMesh(
         self,
         request: pb.GetMeshRequest,
         context: grpc.aio.ServicerContext[pb.GetMeshRequest, pb.GetMeshResponse],
     ) -> pb.GetMeshResponse:
-        return pb.GetMeshResponse(mesh=self._mesh())
+        return pb.GetMeshResponse(mesh=await self._mesh())
 
     async def WatchMesh(
         self,
@@ -77,7 +81,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         self._watchers += 1
         try:
             while True:
-                yield pb.WatchMeshResponse(mesh=self._mesh())
+                yield pb.WatchMeshResponse(mesh=await self._mesh())
                 await asyncio.sleep(interval)
         finally:
             self._watchers -= 1
@@ -147,14 +151,19 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
             scheduler_id=leader.scheduler_id, plan=leader.plan, age_seconds=age
         )
 
-    def _mesh(self) -> pb.Mesh:
+    async def _mesh(self) -> pb.Mesh:
+        with suppress(NoCapacity):  # the rest of the mesh is known without Redis
+            self._usage = await self._fleet.usage()
         snapshot, gauges, now_ms = self._view.snapshot, self._view.gauges, self._lanes.clock_ms()
         oldest, desired = (
             self._oldest(),
             snapshot.leader.desired if snapshot.leader is not None else {},
         )
         return pb.Mesh(
-            workers=[_worker(worker, now_ms) for _, worker in sorted(snapshot.workers.items())],
+            workers=[
+                _worker(worker, self._usage.get(worker_id), now_ms)
+                for worker_id, worker in sorted(snapshot.workers.items())
+            ],
             models=known_models(snapshot, gauges),
             lanes=[_lane(gauge, oldest.get(gauge.lane, 0.0)) for gauge in self._view.shown_lanes()],
             router_id=self._router_id,
@@ -167,7 +176,9 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         )
 
 
-def _worker(worker: WorkerRecord, now_ms: int) -> pb.WorkerStatus:
+def _worker(worker: WorkerRecord, usage: Usage | None, now_ms: int) -> pb.WorkerStatus:
+    usage = usage or Usage(worker.heartbeat_ms, 0.0, 0.0)
+    left, reported = worker.preempted_in_seconds, (now_ms - worker.heartbeat_ms) / 1000
     resident = [
         name
         for name, record in worker.models.items()
@@ -181,12 +192,12 @@ def _worker(worker: WorkerRecord, now_ms: int) -> pb.WorkerStatus:
         used_bytes=worker.used_bytes,
         resident=sorted(resident),
         draining=worker.draining,
-        heartbeat_age_seconds=max(0, now_ms - worker.heartbeat_ms) / 1000,
+        heartbeat_age_seconds=max(0, now_ms - usage.heartbeat_ms) / 1000,
         host_memory_bytes=worker.host_memory_bytes,
         host_used_bytes=worker.host_used_bytes,
-        preempted_in_seconds=worker.preempted_in_seconds,
-        device_seconds=worker.device_seconds,
-        wasted_seconds=worker.wasted_seconds,
+        preempted_in_seconds=None if left is None else max(0.0, left - reported),
+        device_seconds=usage.device_seconds,
+        wasted_seconds=usage.wasted_seconds,
         kernels=worker.kernels,
     )
 

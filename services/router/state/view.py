@@ -168,26 +168,34 @@ def _is_nowhere(model: str, snapshot: FleetSnapshot) -> bool:
 def known_names(snapshot: FleetSnapshot) -> set[str]:
     """Return models that a worker has, at least on its disk, or that a card describes."""
     failed = models_pb2.MODEL_STATE_FAILED
-    named = {
+    listed = {
         name
-        for worker in snapshot.workers.values()
-        for name, record in worker.models.items()
+        for models in snapshot.lists()
+        for name, record in models.items()
         if record.state != failed
     }
-    return named | set(snapshot.cards)
+    return listed | snapshot.index.models() | set(snapshot.cards)
 
 
 def _loaded_adapters(snapshot: FleetSnapshot) -> set[tuple[str, str]]:
     """Return (model, adapter) of all adapters that some worker has loaded."""
-    records = [record for worker in snapshot.workers.values() for record in worker.models.values()]
-    return {(record.model, adapter) for record in records for adapter in record.adapters}
+    return {
+        (record.model, adapter)
+        for worker in snapshot.workers.values()
+        for record in worker.held
+        for adapter in record.adapters
+    }
 
 
 def is_new(model: str, snapshot: FleetSnapshot) -> bool:
     """Return True if no worker has the model, and no card describes it."""
-    return model not in snapshot.cards and not any(
-        worker.state(model) not in (models_pb2.MODEL_STATE_ABSENT, models_pb2.MODEL_STATE_FAILED)
-        for worker in snapshot.workers.values()
+    return (
+        model not in snapshot.cards
+        and not snapshot.holders(model)
+        and not any(
+            worker.state(model) == models_pb2.MODEL_STATE_COLD
+            for worker in snapshot.workers.values()
+        )
     )
 
 

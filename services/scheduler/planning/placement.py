@@ -249,6 +249,7 @@ class _Planner:
         fast: a million records per second.
         """
         pool_workers, worker_id = self._pools[worker.pool], worker.worker_id
+        elapsed = self._elapsed(worker)
         row, leaving, movable, idle, old = pool_workers.rows[worker_id], 0, 0, 0, 0
         evicted = (
             {model for holder, model in self._evicted if holder == worker_id}
@@ -269,7 +270,7 @@ class _Planner:
                     movable += size
                     if not record.held_jobs and model not in working:
                         idle += size
-                        if record.resident_seconds >= KEPT_SECONDS and _is_old(record):
+                        if _is_old(record, elapsed):
                             old += size
             elif record.state in LOADING_STATES:
                 site.incoming.append(worker_id)
@@ -281,6 +282,10 @@ class _Planner:
             idle,
             old,
         )
+
+    def _elapsed(self, worker: WorkerRecord) -> float:
+        """Return the seconds since the worker's record was reported: ages in it have grown."""
+        return max(0.0, (self._fleet.now_ms - worker.heartbeat_ms) / 1000)
 
     def _pending(self, kind: Literal["load", "evict"]) -> list[SentOrder]:
         """Return sent orders without a visible effect in heartbeats."""
@@ -461,11 +466,14 @@ class _Planner:
             if pool_workers is None or not site.going or site.copies or at in self._demands:
                 continue
             noticed = [
-                one
+                (self._fleet.workers[id_], one)
                 for id_, one in site.going.items()
                 if self._fleet.workers[id_].preempted_in_seconds is not None
             ]
-            if any(record.idle_seconds <= RECENT_SECONDS for record in noticed):
+            if any(
+                _idle_seconds(record, self._elapsed(worker)) <= RECENT_SECONDS
+                for worker, record in noticed
+            ):
                 self._load(
                     at,
                     pool_workers,
@@ -552,49 +560,51 @@ class _Planner:
         if needed <= 0:
             return []
         worker = pool_workers.workers[row]
+        elapsed = self._elapsed(worker)
         held = {
             record.model: record
             for record in worker.held
             if worker.worker_id in self._sites[worker.pool, record.model].resident
-            and (challenger.waiting_seconds > 0 or _is_old(record))
+            and (challenger.waiting_seconds > 0 or _is_old(record, elapsed))
         }
         surplus = {
             model: record
             for model, record in held.items()
-            if self._is_surplus((worker.pool, model), record)
+            if self._is_surplus((worker.pool, model), record, elapsed)
         }
         for group in (surplus, held):
             candidates = [
-                self._candidate((worker.pool, model), record) for model, record in group.items()
+                self._candidate((worker.pool, model), record, elapsed)
+                for model, record in group.items()
             ]
             chosen = choose_victims(candidates, needed, self._state.policy, challenger)
             if chosen is not None:
                 return [group[one.name] for one in chosen]
         return None
 
-    def _candidate(self, at: PoolModel, record: WorkerModelRecord) -> Candidate:
+    def _candidate(self, at: PoolModel, record: WorkerModelRecord, elapsed: float) -> Candidate:
         return Candidate(
             name=record.model,
             bytes=record.bytes,
             load_seconds=record.load_seconds,
-            idle_seconds=record.idle_seconds,
+            idle_seconds=_idle_seconds(record, elapsed),
             pinned=record.pinned,
             leaving=record.leaving,
             is_busy=record.held_jobs > 0,
             waiting_seconds=self._estimate_of(at).waiting_seconds,
-            resident_seconds=record.resident_seconds,
+            resident_seconds=record.resident_seconds + elapsed,
             is_last_copy=len(self._sites[at].resident) <= 1,
         )
 
-    def _is_surplus(self, at: PoolModel, record: WorkerModelRecord) -> bool:
+    def _is_surplus(self, at: PoolModel, record: WorkerModelRecord, elapsed: float) -> bool:
         """Return whether the model has more copies than its arrivals need, and this one was unused
         for long.
         """
         if (
             record.pinned
             or record.held_jobs
-            or record.idle_seconds < SURPLUS_IDLE_SECONDS
-            or not _is_old(record)
+            or _idle_seconds(record, elapsed) < SURPLUS_IDLE_SECONDS
+            or not _is_old(record, elapsed)
         ):
             return False
         known, demand = self._estimate_of(at), self._demands.get(at)
@@ -606,20 +616,21 @@ class _Planner:
     def _give_up(self, pool_workers: PoolWorkers, row: int, record: WorkerModelRecord) -> None:
         """Count a victim's memory as free; order the eviction of a surplus copy."""
         worker = pool_workers.workers[row]
-        at = worker.pool, record.model
-        if self._is_surplus(at, record):
+        at, elapsed = (worker.pool, record.model), self._elapsed(worker)
+        if self._is_surplus(at, record, elapsed):
             self._orders.append(
                 Order("evict", record.model, worker.pool, worker.worker_id, worker.epoch)
             )
             self._notes[record.model] = (
-                f"leaves {worker.worker_id}: a surplus copy, idle for {record.idle_seconds:.0f} s"
+                f"leaves {worker.worker_id}: a surplus copy, idle for"
+                f" {_idle_seconds(record, elapsed):.0f} s"
             )
         del self._sites[at].resident[worker.worker_id]
         pool_workers.free[row] += record.bytes
         pool_workers.movable[row] -= record.bytes
         if not record.held_jobs and self._estimate_of(at).waiting_seconds <= 0:
             pool_workers.idle[row] -= record.bytes
-            pool_workers.old[row] -= record.bytes if _is_old(record) else 0
+            pool_workers.old[row] -= record.bytes if _is_old(record, elapsed) else 0
 
     def _hold_back(self, at: PoolModel, pool_workers: PoolWorkers) -> None:
         pool, model = at
@@ -658,11 +669,17 @@ def _make_pools(fleet: FleetSnapshot) -> dict[str, PoolWorkers]:
 
 def _is_going(worker: WorkerRecord, now_ms: int) -> bool:
     """Return whether the worker drains, will be preempted, or seems to be dead."""
-    return worker.is_going or now_ms - worker.heartbeat_ms >= HEARTBEATS_MS
+    return worker.is_going or worker.silent_ms(now_ms) >= HEARTBEATS_MS
 
 
-def _is_old(record: WorkerModelRecord) -> bool:
-    return record.resident_seconds >= max(KEPT_SECONDS, LOADS_KEPT * record.load_seconds)
+def _is_old(record: WorkerModelRecord, elapsed: float) -> bool:
+    """`elapsed`: seconds since the record was reported."""
+    resident = record.resident_seconds + elapsed
+    return resident >= max(KEPT_SECONDS, LOADS_KEPT * record.load_seconds)
+
+
+def _idle_seconds(record: WorkerModelRecord, elapsed: float) -> float:
+    return 0.0 if record.held_jobs else record.idle_seconds + elapsed
 
 
 def _demands(state: PlanInput) -> dict[PoolModel, _Demand]:

@@ -23,7 +23,7 @@ from shoal.v1 import models_pb2, worker_pb2
 from libs.catalog.overrides import Catalog
 from libs.catalog.pools import NAME, WORDS, Pools
 from libs.errors import InvalidInput, ModelUnreachable, NoCapacity
-from libs.fleet import LOADING_STATES, FleetSnapshot, WorkerModelRecord, WorkerRecord
+from libs.fleet import LOADING_STATES, FleetSnapshot, WorkerModelRecord
 from libs.fleet.claims import load_seconds
 from libs.queue import LaneKey
 from libs.work_estimate import average_speed, work_seconds
@@ -211,15 +211,8 @@ def _best(
     ]
     if len(able) < 2:
         return (able or named)[0]
-    staying: dict[str, list[WorkerRecord]] = {pool: [] for pool in able}
-    for worker in snapshot.workers.values():
-        if worker.pool in staying and not worker.draining and worker.preempted_in_seconds is None:
-            staying[worker.pool].append(worker)
     load = load_seconds(target.model, snapshot)
-    candidates = [
-        _candidate(pool, target, routes, workers, backlog, load)
-        for pool, workers in staying.items()
-    ]
+    candidates = [_candidate(pool, target, routes, snapshot, backlog, load) for pool in able]
     held_in_time = any(
         candidate.holds and candidate.wait <= seconds * MAX_WAIT_SHARE for candidate in candidates
     )
@@ -235,23 +228,22 @@ def _candidate(
     pool: str,
     target: Target,
     routes: Routes,
-    workers: Sequence[WorkerRecord],
+    snapshot: FleetSnapshot,
     backlog: Backlog,
     load: float,
 ) -> _Candidate:
     """Args:
-    workers: Workers of the pool that stay.
     load: Seconds to load the model.
     """
     records = [
-        record
-        for worker in workers
-        if (record := worker.models.get(target.model)) is not None and not record.leaving
+        worker.models[target.model]
+        for worker in snapshot.holders(target.model)
+        if worker.pool == pool and not worker.is_going
     ]
-    copies = [record for record in records if record.state in _COPIES]
+    copies = [record for record in records if record.state in _COPIES and not record.leaving]
     resident = [copy for copy in copies if copy.state == models_pb2.MODEL_STATE_RESIDENT]
     wait = _queue_seconds(copies, backlog.get((pool, target.model), 0))
-    if not workers:
+    if not copies and not snapshot.has_staying(pool):
         wait += load + _start_seconds(pool, routes)
     elif not resident:
         wait += load
