@@ -12,6 +12,7 @@ from pathlib import Path
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.chat import refuse_messages
 from libs.catalog.checkpoint.checkpoint import Checkpoint
+from libs.catalog.checkpoint.files import digest, tensor_files
 from libs.catalog.checkpoint.layout import common_card, read_checkpoint
 
 
@@ -36,6 +37,17 @@ class Place:
         layout.
         """
         return read_checkpoint(self.directory)
+
+    @property
+    def named_revision(self) -> str:
+        """The revision that the model's id or the folder names; may be empty."""
+        return self.model.partition("@")[2] or self.directory.name.partition("@")[2]
+
+    def revision(self, configs: list[str]) -> str:
+        """Return the named revision, else a digest of these files and of the root's tensors."""
+        return self.named_revision or digest(
+            self.directory, configs, tensor_files(self.directory, "")
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from libs.catalog.checkpoint.files import (
     digest,
     locate,
     need_config,
+    need_tokenizer,
     read_config,
     tensor_files,
 )
@@ -87,11 +88,7 @@ def modules_checkpoint(directory: Path, modules: Modules) -> Checkpoint:
     if config.text("model_type") in _NOT_SERVED:
         kind = config.text("model_type")
         raise config.broken("model_type", f"is {kind!r}, {_NOT_SERVED[kind]}")
-    if not (directory / folder / "tokenizer.json").exists():
-        raise ModelBroken(
-            f"tokenizer.json: missing from {directory / folder}. transformers' AutoTokenizer "
-            "writes it with save_pretrained"
-        )
+    need_tokenizer(directory / folder)
     top = read_config(directory, "config_sentence_transformers.json") or Config(
         "config_sentence_transformers.json", {}
     )

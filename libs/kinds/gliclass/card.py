@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card, Problem
-from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, tensor_files
-from libs.errors import ModelBroken
+from libs.catalog.checkpoint.files import (
+    Config,
+    need_config,
+    need_tokenizer,
+    read_config,
+)
 from libs.kinds.kind import Kind, Place
 
 LABEL_MARKER: Final = "<<LABEL>>"
@@ -86,16 +90,10 @@ def gliclass_card(place: Place) -> Card:
     directory, model = place.directory, place.model
     read_gliclass(directory)
     config = need_config(directory, "config.json")
-    if not (directory / "tokenizer.json").is_file():
-        raise ModelBroken(
-            f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it "
-            "with save_pretrained"
-        )
-    named = model.partition("@")[2] or directory.name.partition("@")[2]
+    need_tokenizer(directory)
     return Card(
         model=model,
-        revision=named
-        or digest(directory, ["config.json", "tokenizer_config.json"], tensor_files(directory, "")),
+        revision=place.revision(["config.json", "tokenizer_config.json"]),
         family=config.part("encoder_config").text("model_type"),
         kind="gliclass",
         tasks=("classify",),

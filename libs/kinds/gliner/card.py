@@ -18,7 +18,6 @@ from libs.catalog.card import Card, Task
 from libs.catalog.checkpoint.files import (
     MAX_COUNT,
     Config,
-    digest,
     need_config,
     read_config,
     tensor_files,
@@ -109,11 +108,10 @@ def gliner_card(place: Place) -> Card:
     settings = read_gliner(directory)
     encoder = need_config(directory, FILE).part("encoder_config")
     configs = [FILE, "tokenizer_config.json", f"{LABELS_FOLDER}/tokenizer_config.json"]
-    named = model.partition("@")[2] or directory.name.partition("@")[2]
     tasks: tuple[Task, ...] = ("entities", "relations") if settings.adjacency else ("entities",)
     return Card(
         model=model,
-        revision=named or digest(directory, configs, tensor_files(directory, "")),
+        revision=place.revision(configs),
         family=encoder.text("model_type"),
         kind="gliner",
         tasks=tasks,

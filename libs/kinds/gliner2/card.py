@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, tensor_files
+from libs.catalog.checkpoint.files import Config, need_config, read_config, tensor_files
 from libs.errors import ModelBroken
 from libs.kinds.gliner.card import MAX_WORDS, count, longest_sequence
 from libs.kinds.kind import Kind, Place
@@ -129,15 +129,9 @@ def gliner2_card(place: Place) -> Card:
     directory, model = place.directory, place.model
     read_gliner2(directory)
     encoder = need_config(directory, ENCODER_FILE)
-    named = model.partition("@")[2] or directory.name.partition("@")[2]
     return Card(
         model=model,
-        revision=named
-        or digest(
-            directory,
-            ["config.json", ENCODER_FILE, "tokenizer_config.json"],
-            tensor_files(directory, ""),
-        ),
+        revision=place.revision(["config.json", ENCODER_FILE, "tokenizer_config.json"]),
         family=encoder.text("model_type"),
         kind="gliner2",
         tasks=("entities", "structure"),

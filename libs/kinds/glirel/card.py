@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.files import Config, digest, need_config, tensor_files
+from libs.catalog.checkpoint.files import Config, need_config, tensor_files
 from libs.errors import ModelBroken
 from libs.kinds.gliner.card import (
     ENCODER_PREFIX,
@@ -84,11 +84,9 @@ def glirel_card(place: Place) -> Card:
     directory, model = place.directory, place.model
     read_glirel(directory)
     encoder = need_config(directory, FILE).part("encoder_config")
-    named = model.partition("@")[2] or directory.name.partition("@")[2]
     return Card(
         model=model,
-        revision=named
-        or digest(directory, [FILE, "tokenizer_config.json"], tensor_files(directory, "")),
+        revision=place.revision([FILE, "tokenizer_config.json"]),
         family=encoder.text("model_type"),
         kind="glirel",
         tasks=("relations",),

@@ -13,8 +13,12 @@ from typing import Final
 
 from libs.catalog.card import Card, Task
 from libs.catalog.checkpoint.chat import template_of
-from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, tensor_files
-from libs.errors import ModelBroken
+from libs.catalog.checkpoint.files import (
+    Config,
+    need_config,
+    need_tokenizer,
+    read_config,
+)
 from libs.kinds.kind import Kind, Place
 
 FLORENCE: Final = "florence2"
@@ -65,20 +69,15 @@ def _converses(directory: Path, config: Config) -> bool:
 
 def image_writer_card(place: Place) -> Card:
     """Raise ModelBroken naming the file and the key at fault."""
-    directory, model = place.directory, place.model
-    config = need_config(directory, "config.json")
-    if not (directory / "tokenizer.json").exists():
-        raise ModelBroken(
-            f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it "
-            "with save_pretrained"
-        )
+    config = need_config(place.directory, "config.json")
+    need_tokenizer(place.directory)
     family = config.text("model_type")
     if family in CONVERSATIONS:
-        return _conversation(directory, config, model)
+        return _conversation(place, config)
     texts = config.part("text_config" if family == FLORENCE else "decoder")
     return Card(
-        model=model,
-        revision=_revision(directory, model),
+        model=place.model,
+        revision=place.revision(list(_FILES)),
         family=family,
         kind="writer",
         tasks=_TASKS[family],
@@ -88,11 +87,11 @@ def image_writer_card(place: Place) -> Card:
     )
 
 
-def _conversation(directory: Path, config: Config, model: str) -> Card:
+def _conversation(place: Place, config: Config) -> Card:
     texts = config.part("text_config") if "text_config" in config.values else config
     card = Card(
-        model=model,
-        revision=_revision(directory, model),
+        model=place.model,
+        revision=place.revision(list(_FILES)),
         family=config.text("model_type"),
         kind="writer",
         tasks=("text",),
@@ -100,12 +99,7 @@ def _conversation(directory: Path, config: Config, model: str) -> Card:
         max_tokens=texts.number("max_position_embeddings", 8192),
         inputs=("text", "image"),
     )
-    return replace(card, template=template_of(directory), message_parts=True)
-
-
-def _revision(directory: Path, model: str) -> str:
-    own = model.partition("@")[2] or directory.name.partition("@")[2]
-    return own or digest(directory, list(_FILES), tensor_files(directory, ""))
+    return replace(card, template=template_of(place.directory), message_parts=True)
 
 
 KIND: Final = Kind("writer", "image_writer", is_image_writer, image_writer_card)

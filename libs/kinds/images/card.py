@@ -16,11 +16,11 @@ from libs.catalog.checkpoint.files import (
     Config,
     digest,
     need_config,
+    need_tokenizer,
     read_config,
     read_json,
     tensor_files,
 )
-from libs.errors import ModelBroken
 from libs.kinds.kind import Kind, Place
 
 TEXTS_AND_IMAGES: Final = ("clip", "siglip", "siglip2")
@@ -81,19 +81,17 @@ def images_card(place: Place) -> Card:
     """Raise ModelBroken naming the file and the key at fault."""
     directory, model, folder = place.directory, place.model, images_folder(place.directory)
     if folder is None or is_open_clip(directory):
-        return _open_clip_card(directory, model)
+        return _open_clip_card(place)
     config = need_config(directory, str(folder / "config.json"))
     family = config.text("model_type")
     reads_texts, detects = family in TEXTS_AND_IMAGES, family in DETECTORS
     if reads_texts or detects:
-        _need_tokenizer(directory / folder)
+        need_tokenizer(directory / folder)
     tensors = tensor_files(directory, str(folder) if folder.parts else "")
     files = [*(str(folder / name) for name in _FILES if name != "tokenizer.json"), "modules.json"]
     return Card(
         model=model,
-        revision=model.partition("@")[2]
-        or directory.name.partition("@")[2]
-        or digest(directory, files, tensors),
+        revision=place.named_revision or digest(directory, files, tensors),
         family=family,
         kind="images",
         tasks=("regions",) if detects else _BOTH if reads_texts else ("encode", "score"),
@@ -106,18 +104,16 @@ def images_card(place: Place) -> Card:
     )
 
 
-def _open_clip_card(directory: Path, model: str) -> Card:
+def _open_clip_card(place: Place) -> Card:
     """Return the card of an open_clip model. Unsupported ones, such as CLIP with open_clip's
     encoders, are refused when the model is loaded.
     """
-    parts = need_config(directory, OPEN_CLIP).part("model_cfg")
-    _need_tokenizer(directory)
+    parts = need_config(place.directory, OPEN_CLIP).part("model_cfg")
+    need_tokenizer(place.directory)
     files = [OPEN_CLIP, "tokenizer_config.json"]
     return Card(
-        model=model,
-        revision=model.partition("@")[2]
-        or directory.name.partition("@")[2]
-        or digest(directory, files, [OPEN_CLIP_WEIGHTS]),
+        model=place.model,
+        revision=place.named_revision or digest(place.directory, files, [OPEN_CLIP_WEIGHTS]),
         family="siglip",
         kind="images",
         tasks=_BOTH,
@@ -127,14 +123,6 @@ def _open_clip_card(directory: Path, model: str) -> Card:
         inputs=("text", "image"),
         scoring="cosine",
     )
-
-
-def _need_tokenizer(where: Path) -> None:
-    if not (where / "tokenizer.json").exists():
-        raise ModelBroken(
-            f"tokenizer.json: missing from {where}. transformers' AutoTokenizer writes it with "
-            "save_pretrained"
-        )
 
 
 def _folder(directory: Path) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.files import Config, digest, need_config, tensor_files
+from libs.catalog.checkpoint.files import Config, need_config
 from libs.errors import ModelBroken
 from libs.kinds.kind import Kind, Place
 
@@ -70,11 +70,10 @@ def laya_card(place: Place) -> Card:
         raise encoder.broken("model_type", "is missing: it names the family")
     if not (directory / TOKENIZER_FOLDER / "tokenizer.json").is_file():
         raise ModelBroken(f"{TOKENIZER_FOLDER}/tokenizer.json: missing from {directory}")
-    named = model.partition("@")[2] or directory.name.partition("@")[2]
     files = [FILE, _ENCODER_FILE, f"{TOKENIZER_FOLDER}/tokenizer_config.json"]
     return Card(
         model=model,
-        revision=named or digest(directory, files, tensor_files(directory, "")),
+        revision=place.revision(files),
         family=encoder.text("model_type"),
         kind="laya",
         tasks=("classify",),

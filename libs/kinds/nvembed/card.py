@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, tensor_files
-from libs.errors import ModelBroken
+from libs.catalog.checkpoint.files import (
+    Config,
+    need_config,
+    need_tokenizer,
+    read_config,
+)
 from libs.kinds.kind import Kind, Place
 
 MODEL_TYPE: Final = "nvembed"
@@ -50,19 +54,11 @@ def nvembed_card(place: Place) -> Card:
     directory, model = place.directory, place.model
     read_latent(directory)
     config = need_config(directory, "config.json")
-    if not (directory / "tokenizer.json").is_file():
-        raise ModelBroken(
-            f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it "
-            "with save_pretrained"
-        )
-    texts, named = (
-        config.part("text_config"),
-        model.partition("@")[2] or directory.name.partition("@")[2],
-    )
+    need_tokenizer(directory)
+    texts = config.part("text_config")
     return Card(
         model=model,
-        revision=named
-        or digest(directory, ["config.json", "tokenizer_config.json"], tensor_files(directory, "")),
+        revision=place.revision(["config.json", "tokenizer_config.json"]),
         family=texts.text("model_type"),
         kind="dense",
         tasks=("encode", "score", "classify"),

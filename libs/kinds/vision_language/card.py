@@ -122,9 +122,7 @@ def vision_language_card(place: Place) -> Card:
     texts = whole.part("text_config") if "text_config" in whole.values else whole
     card = Card(
         model=model,
-        revision=model.partition("@")[2]
-        or directory.name.partition("@")[2]
-        or _digest(directory, base, form),
+        revision=place.named_revision or _digest(directory, base, form),
         family=family,
         kind="images",
         tasks=("score",) if form == "score" else ("encode", "score"),
