@@ -12,7 +12,7 @@ from pathlib import Path
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.chat import refuse_messages
 from libs.catalog.checkpoint.checkpoint import Checkpoint
-from libs.catalog.checkpoint.files import digest, tensor_files
+from libs.catalog.checkpoint.files import digest, read_config, tensor_files
 from libs.catalog.checkpoint.layout import common_card, read_checkpoint
 
 
@@ -37,6 +37,16 @@ class Place:
         layout.
         """
         return read_checkpoint(self.directory)
+
+    @property
+    def model_type(self) -> object:
+        """The model_type in config.json; None without."""
+        config = read_config(self.directory, "config.json")
+        return None if config is None else config.values.get("model_type")
+
+    def has(self, file: str) -> bool:
+        """Return True if the directory has a file of this name."""
+        return (self.directory / file).is_file()
 
     @property
     def named_revision(self) -> str:

@@ -17,7 +17,6 @@ from libs.catalog.checkpoint.files import (
     Config,
     need_config,
     need_tokenizer,
-    read_config,
 )
 from libs.kinds.kind import Kind, Place
 
@@ -77,22 +76,13 @@ class Gliclass:
     heads: int = 0
 
 
-def is_gliclass(place: Place) -> bool:
-    """Return True if config.json is the gliclass package's."""
-    config = read_config(place.directory, "config.json")
-    return config is not None and config.values.get("model_type") == _MODEL_TYPE
-
-
 def gliclass_card(place: Place) -> Card:
-    """Return the card of the checkpoint. Raises ModelBroken naming the file and the
-    key at fault.
-    """
-    directory, model = place.directory, place.model
+    directory = place.directory
     read_gliclass(directory)
     config = need_config(directory, "config.json")
     need_tokenizer(directory)
     return Card(
-        model=model,
+        model=place.model,
         revision=place.revision(["config.json", "tokenizer_config.json"]),
         family=config.part("encoder_config").text("model_type"),
         kind="gliclass",
@@ -218,4 +208,6 @@ def _scorer(config: Config) -> Scorer:
     raise config.broken("scorer_type", f"is {name!r}; served are {', '.join(get_args(Scorer))}")
 
 
-KIND: Final = Kind("gliclass", "gliclass", is_gliclass, gliclass_card)
+KIND: Final = Kind(
+    "gliclass", "gliclass", lambda place: place.model_type == _MODEL_TYPE, gliclass_card
+)

@@ -95,22 +95,14 @@ class Gliner:
     marks_relations: bool
 
 
-def is_gliner(place: Place) -> bool:
-    """Return True if the directory has the gliner package's configuration."""
-    return (place.directory / FILE).is_file()
-
-
 def gliner_card(place: Place) -> Card:
-    """Return the card of the checkpoint. Raises ModelBroken naming the file and the
-    key at fault, and how to convert it.
-    """
-    directory, model = place.directory, place.model
+    directory = place.directory
     settings = read_gliner(directory)
     encoder = need_config(directory, FILE).part("encoder_config")
     configs = [FILE, "tokenizer_config.json", f"{LABELS_FOLDER}/tokenizer_config.json"]
     tasks: tuple[Task, ...] = ("entities", "relations") if settings.adjacency else ("entities",)
     return Card(
-        model=model,
+        model=place.model,
         revision=place.revision(configs),
         family=encoder.text("model_type"),
         kind="gliner",
@@ -169,8 +161,13 @@ def _need_files(directory: Path, config: Config) -> None:
         )
     if config.text("model_type") == "gliner_streaming_span":
         raise config.broken("model_type", "is gliner_streaming_span, which is not served")
+    need_files(directory, ADVICE)
+
+
+def need_files(directory: Path, advice: str) -> None:
+    """Raise ModelBroken, with the advice, without a tokenizer or weights."""
     if not (directory / "tokenizer.json").is_file():
-        raise ModelBroken(f"tokenizer.json: missing from {directory}. {ADVICE}")
+        raise ModelBroken(f"tokenizer.json: missing from {directory}. {advice}")
     if not list(directory.glob("model*.safetensors")):
         tensor_files(directory, "")
 
@@ -245,5 +242,10 @@ def longest_sequence(directory: Path, encoder: Config) -> int:
 
 
 KIND: Final = Kind(
-    "gliner", "gliner", is_gliner, gliner_card, configs=(FILE,), folders=(LABELS_FOLDER,)
+    "gliner",
+    "gliner",
+    lambda place: place.has(FILE),
+    gliner_card,
+    configs=(FILE,),
+    folders=(LABELS_FOLDER,),
 )

@@ -14,9 +14,9 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.files import Config, need_config, read_config, tensor_files
+from libs.catalog.checkpoint.files import Config, need_config
 from libs.errors import ModelBroken
-from libs.kinds.gliner.card import MAX_WORDS, count, longest_sequence
+from libs.kinds.gliner.card import MAX_WORDS, count, longest_sequence, need_files
 from libs.kinds.kind import Kind, Place
 
 ENCODER_FILE: Final = "encoder_config/config.json"
@@ -116,21 +116,12 @@ class Boundary:
     class_temperature: float
 
 
-def is_gliner2(place: Place) -> bool:
-    """Return True if config.json is the gliner2 package's."""
-    config = read_config(place.directory, "config.json")
-    return config is not None and config.values.get("model_type") == _MODEL_TYPE
-
-
 def gliner2_card(place: Place) -> Card:
-    """Return the card of the checkpoint. Raises ModelBroken naming the file and the
-    key at fault.
-    """
-    directory, model = place.directory, place.model
+    directory = place.directory
     read_gliner2(directory)
     encoder = need_config(directory, ENCODER_FILE)
     return Card(
-        model=model,
+        model=place.model,
         revision=place.revision(["config.json", ENCODER_FILE, "tokenizer_config.json"]),
         family=encoder.text("model_type"),
         kind="gliner2",
@@ -241,10 +232,7 @@ def _need_files(directory: Path) -> None:
         raise ModelBroken(
             f"{ENCODER_FILE}: `model_type` is missing: it names the encoder's family. {ADVICE}"
         )
-    if not (directory / "tokenizer.json").is_file():
-        raise ModelBroken(f"tokenizer.json: missing from {directory}. {ADVICE}")
-    if not list(directory.glob("model*.safetensors")):
-        tensor_files(directory, "")
+    need_files(directory, ADVICE)
 
 
 def _counting(config: Config) -> Counting:
@@ -261,7 +249,7 @@ def _counting(config: Config) -> Counting:
 KIND: Final = Kind(
     "gliner2",
     "gliner2",
-    is_gliner2,
+    lambda place: place.model_type == _MODEL_TYPE,
     gliner2_card,
     folders=(str(PurePosixPath(ENCODER_FILE).parent),),
 )

@@ -16,17 +16,13 @@ from libs.models.text.heads.state import HeadState
 from libs.models.text.loading import text_loader
 from libs.models.text.parts import Built, Parts
 from libs.models.text.processing.extraction.words import WordFrame
-from libs.models.text.tokenising.tokenizer import load_tokenizer
+from libs.models.text.tokenising.tokenizer import load_tokenizer, need_tokens
 
 
 def build(parts: Parts) -> Built:
     settings = read_gliner2(parts.directory)
     tokenizer = load_tokenizer(parts.root, lowercase=False)
-    for token in MARKERS:
-        if tokenizer.token_to_id(token) is None:
-            raise ModelBroken(
-                f"tokenizer.json: token {token!r}, which the prompt needs, is missing. {ADVICE}"
-            )
+    need_tokens(tokenizer, MARKERS, ADVICE)
     limit = parts.card.max_tokens
     frame = WordFrame(
         tokenizer,

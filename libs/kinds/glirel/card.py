@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.files import Config, need_config, tensor_files
-from libs.errors import ModelBroken
+from libs.catalog.checkpoint.files import Config, need_config
 from libs.kinds.gliner.card import (
     ENCODER_PREFIX,
     MAX_WORDS,
     Pooling,
     count,
     longest_sequence,
+    need_files,
 )
 from libs.kinds.kind import Kind, Place
 
@@ -72,20 +72,12 @@ class Glirel:
     farthest: int | None
 
 
-def is_glirel(place: Place) -> bool:
-    """Return True if the directory has a converted glirel model's configuration."""
-    return (place.directory / FILE).is_file()
-
-
 def glirel_card(place: Place) -> Card:
-    """Return the card of the checkpoint. Raises ModelBroken naming the file and the
-    key at fault, and how to convert it.
-    """
-    directory, model = place.directory, place.model
+    directory = place.directory
     read_glirel(directory)
     encoder = need_config(directory, FILE).part("encoder_config")
     return Card(
-        model=model,
+        model=place.model,
         revision=place.revision([FILE, "tokenizer_config.json"]),
         family=encoder.text("model_type"),
         kind="glirel",
@@ -130,10 +122,7 @@ def _need_files(directory: Path, config: Config) -> None:
         raise config.broken(
             "encoder_config", f"is missing, or its model_type: it describes the encoder. {ADVICE}"
         )
-    if not (directory / "tokenizer.json").is_file():
-        raise ModelBroken(f"tokenizer.json: missing from {directory}. {ADVICE}")
-    if not list(directory.glob("model*.safetensors")):
-        tensor_files(directory, "")
+    need_files(directory, ADVICE)
 
 
 def _pooling(config: Config) -> Pooling:
@@ -164,4 +153,4 @@ def _scorer(config: Config) -> Scorer:
     raise config.broken("scorer", f"is {name!r}; served are {', '.join(get_args(Scorer))}")
 
 
-KIND: Final = Kind("glirel", "glirel", is_glirel, glirel_card, configs=(FILE,))
+KIND: Final = Kind("glirel", "glirel", lambda place: place.has(FILE), glirel_card, configs=(FILE,))

@@ -3,7 +3,6 @@ labels."""
 
 from __future__ import annotations
 
-from libs.errors import ModelBroken
 from libs.kinds.glirel.card import (
     ADVICE,
     FILE,
@@ -19,7 +18,7 @@ from libs.models.text.heads.state import HeadState, projection
 from libs.models.text.loading import text_loader
 from libs.models.text.parts import Built, Parts
 from libs.models.text.processing.extraction.words import WordFrame
-from libs.models.text.tokenising.tokenizer import load_tokenizer
+from libs.models.text.tokenising.tokenizer import load_tokenizer, need_tokens
 
 _PAIRS = "span_rep_layer.rel_rep_layer"
 _NOT_USED = ("coref_classifier.", "refine_relation.", "refine_prompt.", "_rel_filtering.")
@@ -32,11 +31,7 @@ def build(parts: Parts) -> Built:
     settings = read_glirel(parts.directory)
     size, file = settings.hidden, parts.file
     tokenizer = load_tokenizer(parts.root, lowercase=False)
-    for token in (LABEL_MARKER, TEXT_MARKER):
-        if tokenizer.token_to_id(token) is None:
-            raise ModelBroken(
-                f"tokenizer.json: token {token!r}, which the prompt needs, is missing. {ADVICE}"
-            )
+    need_tokens(tokenizer, (LABEL_MARKER, TEXT_MARKER), ADVICE)
     frame = WordFrame(
         tokenizer,
         limit=parts.card.max_tokens,

@@ -54,16 +54,8 @@ class Laya:
         return self.by_options.get(f"choice:{name}", self.temperature)
 
 
-def is_laya(place: Place) -> bool:
-    """Return True if the directory has the laya package's configuration."""
-    return (place.directory / FILE).is_file()
-
-
 def laya_card(place: Place) -> Card:
-    """Return the card of the checkpoint. Raises ModelBroken naming the file and the
-    key at fault.
-    """
-    directory, model = place.directory, place.model
+    directory = place.directory
     read_laya(directory)
     encoder = need_config(directory, _ENCODER_FILE)
     if not encoder.text("model_type"):
@@ -72,7 +64,7 @@ def laya_card(place: Place) -> Card:
         raise ModelBroken(f"{TOKENIZER_FOLDER}/tokenizer.json: missing from {directory}")
     files = [FILE, _ENCODER_FILE, f"{TOKENIZER_FOLDER}/tokenizer_config.json"]
     return Card(
-        model=model,
+        model=place.model,
         revision=place.revision(files),
         family=encoder.text("model_type"),
         kind="laya",
@@ -131,5 +123,10 @@ def _max_tokens(config: Config, encoder: Config) -> int:
 
 
 KIND: Final = Kind(
-    "laya", "laya", is_laya, laya_card, configs=(FILE,), folders=(ENCODER_FOLDER, TOKENIZER_FOLDER)
+    "laya",
+    "laya",
+    lambda place: place.has(FILE),
+    laya_card,
+    configs=(FILE,),
+    folders=(ENCODER_FOLDER, TOKENIZER_FOLDER),
 )

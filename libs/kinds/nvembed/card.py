@@ -16,7 +16,6 @@ from libs.catalog.checkpoint.files import (
     Config,
     need_config,
     need_tokenizer,
-    read_config,
 )
 from libs.kinds.kind import Kind, Place
 
@@ -41,23 +40,14 @@ class Latent:
     ends: bool
 
 
-def is_nvembed(place: Place) -> bool:
-    """Return True if config.json is NV-Embed's."""
-    config = read_config(place.directory, "config.json")
-    return config is not None and config.values.get("model_type") == MODEL_TYPE
-
-
 def nvembed_card(place: Place) -> Card:
-    """Return the card of the checkpoint. Raises ModelBroken naming the file and the
-    key at fault.
-    """
-    directory, model = place.directory, place.model
+    directory = place.directory
     read_latent(directory)
     config = need_config(directory, "config.json")
     need_tokenizer(directory)
     texts = config.part("text_config")
     return Card(
-        model=model,
+        model=place.model,
         revision=place.revision(["config.json", "tokenizer_config.json"]),
         family=texts.text("model_type"),
         kind="dense",
@@ -99,4 +89,4 @@ def _hidden(config: Config) -> int:
     return config.part("text_config").number("hidden_size", _HIDDEN)
 
 
-KIND: Final = Kind("dense", "nvembed", is_nvembed, nvembed_card)
+KIND: Final = Kind("dense", "nvembed", lambda place: place.model_type == MODEL_TYPE, nvembed_card)
