@@ -45,10 +45,10 @@ _SAMPLES_A_SECOND: Final = 250
 # Stages by the file of a frame, asked in this order from the innermost frame outwards.
 _STAGES: Final[tuple[tuple[str, str], ...]] = (
     (
-        r"/libs/(?:kernels|models/layers|models/text/heads|models/packed_model|models/backbone|models/packed)",
+        r"/libs/(?:kernels|models/layers|models/text/heads|kinds/.*/head|models/packed_model|models/backbone|models/packed)",
         FORWARD,
     ),
-    (r"/libs/models/text/(?:processing|tokenising)", "tokenising"),
+    (r"/libs/(?:models/text/(?:processing|tokenising)|kinds/)", "tokenising"),
     (r"/libs/telemetry/|/opentelemetry/|/prometheus_client/", "telemetry"),
     (r"/(?:services/(?:router|worker)/\w+)", ""),
     (r"/(libs/\w+)", ""),

@@ -12,22 +12,6 @@ Task = Literal[
     "encode", "score", "entities", "classify", "relations", "regions", "text", "structure"
 ]
 Representation = Literal["dense", "sparse", "multi_vector"]
-Kind = Literal[
-    "dense",
-    "sparse",
-    "multi_vector",
-    "hybrid",
-    "sequence_labels",
-    "token_labels",
-    "gliner",
-    "gliner2",
-    "glirel",
-    "gliclass",
-    "laya",
-    "yes_no",
-    "images",
-    "writer",
-]
 Input = Literal["text", "image"]
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 Activation = Literal["identity", "sigmoid", "softmax", "tanh", "relu", "gelu", "silu"]
@@ -199,7 +183,7 @@ class Card:
         str  # as the id or the folder names it, else a digest of configuration and tensor headers
     )
     family: str  # config.json's model_type, such as "bert"
-    kind: Kind
+    kind: str  # what follows the encoder: a name of libs/kinds/registry.py
     tasks: tuple[Task, ...]
     representations: tuple[Representation, ...]
     max_tokens: int

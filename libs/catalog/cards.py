@@ -16,10 +16,11 @@ from typing import get_args
 
 import yaml
 
-from libs.catalog.card import Activation, Dtype, Kind, PoolingMode
+from libs.catalog.card import Activation, Dtype, PoolingMode
 from libs.catalog.overrides import Catalog, Hints, Overrides
 from libs.catalog.shapes import At, Choice, Count, Flag, Key, List, OneOrMore, Record, Text, Texts
 from libs.errors import InvalidInput
+from libs.kinds.registry import NAMES
 
 SHIPPED = Path(__file__).parent / "models"
 
@@ -80,7 +81,7 @@ _ABOUT = Record(
 _DETECT = Record(
     Hints,
     {
-        "kind": Key(Choice(get_args(Kind)), "what follows the encoder"),
+        "kind": Key(Choice(NAMES), "what follows the encoder"),
         "pooling": Key(
             Choice(get_args(PoolingMode)), "how token states become the vector of a text"
         ),

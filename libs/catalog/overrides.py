@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from libs.catalog.card import Activation, Card, Dtype, Kind, PoolingMode, kept_prompts
+from libs.catalog.card import Activation, Card, Dtype, PoolingMode, kept_prompts
 from libs.errors import ModelBroken
 
 
@@ -18,7 +18,7 @@ from libs.errors import ModelBroken
 class Hints:
     """Fields of the Card that files alone may not determine; None: as detected."""
 
-    kind: Kind | None = None
+    kind: str | None = None
     pooling: PoolingMode | None = None
     normalize: bool | None = None
     lowercase: bool | None = None

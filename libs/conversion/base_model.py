@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from libs.catalog.checkpoint.files import read_config, tensor_entries
-from libs.catalog.kinds.extraction import gliner, glirel
-from libs.catalog.kinds.extraction.gliner import ENCODER_PREFIX, LABELS_FOLDER
 from libs.conversion.plan import BASE_FOLDER, TOKENIZER
 from libs.errors import ModelBroken
+from libs.kinds.gliner import card as gliner
+from libs.kinds.gliner.card import ENCODER_PREFIX, LABELS_FOLDER
+from libs.kinds.glirel import card as glirel
 
 _EMBEDDING: Final = "embeddings.word_embeddings.weight"
 _EMBEDDINGS: Final = (

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from libs.catalog.kinds.extraction import gliner, glirel
 from libs.conversion.plan import BASE_FOLDER, TOKENIZER, VOCABULARY_FILES, vocabulary_of
 from libs.errors import ModelBroken, ModelNotFound
+from libs.kinds.gliner import card as gliner
+from libs.kinds.glirel import card as glirel
 from libs.names import is_model_id
 from libs.store.source import Remote, RemoteFile, Source
 

@@ -36,9 +36,9 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type:
 
 from libs.catalog.checkpoint import adapter
 from libs.catalog.checkpoint.files import tensor_files
-from libs.catalog.kinds.vision.images import OPEN_CLIP_WEIGHTS
 from libs.conversion.plan import is_torch
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
+from libs.kinds.images.card import OPEN_CLIP_WEIGHTS
 from libs.names import split_revision
 from libs.store.select import CONFIGS
 from libs.store.source import OutOfReach, RemoteFile

@@ -14,9 +14,6 @@ from typing import Final
 
 from libs.catalog.checkpoint import adapter, tasks
 from libs.catalog.checkpoint.files import Config
-from libs.catalog.kinds.extraction import gliner, gliner2, glirel
-from libs.catalog.kinds.scoring import laya
-from libs.catalog.kinds.vision import images
 from libs.conversion.plan import (
     BASE_FOLDER,
     FOREIGN,
@@ -26,6 +23,8 @@ from libs.conversion.plan import (
     torch_weights,
 )
 from libs.errors import ModelBroken
+from libs.kinds.images import card as images
+from libs.kinds.registry import KINDS
 from libs.store.source import Remote, RemoteFile
 
 _WEIGHTS: Final = ".safetensors"
@@ -50,24 +49,16 @@ _ROUTERS: Final = ("Router", "Asym")
 """Modules that hold other modules in folders."""
 
 _TEXT_FOLDERS: Final = (
-    "labels_tokenizer",
     "additional_chat_templates",
-    str(PurePosixPath(gliner2.ENCODER_FILE).parent),
-    laya.ENCODER_FOLDER,
-    laya.TOKENIZER_FOLDER,
     BASE_FOLDER,
+    *(folder for kind in KINDS for folder in kind.folders),
 )
-"""Folders next to modules: GLiNER's second tokenizer, transformers' named templates, the encoder's
-configuration of GLiNER2 and laya, and laya's tokenizer.
-"""
+"""Folders next to modules: transformers' named templates, and the settings of kinds."""
 
 CONFIGS: Final = (
     "config.json",
     "modules.json",
-    gliner.FILE,
-    glirel.FILE,
-    laya.FILE,
-    images.OPEN_CLIP,
+    *(name for kind in KINDS for name in kind.configs),
 )
 """A directory with one of these is a checkpoint."""
 

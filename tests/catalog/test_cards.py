@@ -12,8 +12,9 @@ import pytest
 import yaml
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from libs.catalog import read_card, schema
+from libs.catalog import schema
 from libs.catalog.cards import SHIPPED, parse_folders, read_catalog
+from libs.catalog.detect import read_card
 from libs.catalog.overrides import Catalog, Overrides
 from libs.errors import InvalidInput, ModelBroken
 from libs.names import is_model_id

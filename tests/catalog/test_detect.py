@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from libs.catalog import DenseModule, Expansion, read_card
+from libs.catalog.card import DenseModule, Expansion
+from libs.catalog.detect import read_card
 from libs.errors import ModelBroken
 
 CONFIG = {

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from libs.catalog import Sparse, StaticQueries, coverage, read_card
-from libs.catalog.card import Card
+from libs.catalog import coverage
+from libs.catalog.card import Card, Sparse, StaticQueries
 from libs.catalog.cards import read_catalog
+from libs.catalog.detect import read_card
 from libs.catalog.overrides import Hints, Overrides
 from libs.errors import ModelBroken
 from tests.catalog.test_detect import Files, modules, write, write_tensors

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from libs.catalog import LateInteraction, Sparse, StaticQueries, read_card
+from libs.catalog.card import LateInteraction, Sparse, StaticQueries
+from libs.catalog.detect import read_card
 from libs.errors import ModelBroken
 from tests.catalog.test_detect import CONFIG, POOLING, Files, modules, old, write, write_tensors
 

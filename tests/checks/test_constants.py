@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PUBLISHED = ("models", "kernels", "catalog", "conversion")
+PUBLISHED = ("models", "kernels", "kinds", "catalog", "conversion")
 """Libraries with constants of published models and file formats, which keep the names there."""
 NUMBERS = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
 

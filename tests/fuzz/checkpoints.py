@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from safetensors.numpy import save
 
-from libs.catalog import read_card
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import parse_json, tensor_entries
+from libs.catalog.detect import read_card
 from libs.errors import InvalidInput, ModelBroken
 from libs.models import ClassifyWork, EncodeWork, ScoreWork, Work, load_model
 from libs.models.generation.chat import ChatTemplate, Message

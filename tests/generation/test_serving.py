@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
+from libs.kinds.writer import model as writers
 from libs.models import EncodeWork, ExtractResult, GeneratedIds, Output, Prepared, Unfinished
 from libs.models.generation.model import GenerativeModel
-from libs.models.generation.serving import load_generative_model
+from libs.models.source import Source
 from libs.models.work import TextWork, Turn, never_cancelled
 from tests.generation.chat_templates import MISTRAL
 from tests.generation.served import reference, write
@@ -28,7 +29,7 @@ TEXTS = [
 
 
 def load(directory: Path) -> GenerativeModel:
-    return load_generative_model(directory, "random/writer", torch.device("cpu"), torch.float32)
+    return writers.load(Source(directory, "random/writer", torch.device("cpu"), torch.float32))
 
 
 def outputs(model: GenerativeModel, jobs: list[Prepared]) -> list[list[Output]]:

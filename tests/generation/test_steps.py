@@ -15,15 +15,16 @@ import torch
 import transformers
 
 from libs.kernels import triton_here
+from libs.kinds.writer import model as writers
 from libs.models.generation import DecodeLoop, LanguageModel, Request, Settings, load_language_model
 from libs.models.generation.decoding import graphs as graphs_module
 from libs.models.generation.decoding.graphs import StepGraphs
 from libs.models.generation.decoding.rules import Rules
 from libs.models.generation.decoding.steps import StepRow, StepShape
 from libs.models.generation.model import _pool_pages
-from libs.models.generation.serving import load_generative_model
 from libs.models.graphs.buckets import Uses
 from libs.models.graphs.graphs import Event, Graphs, Owner
+from libs.models.source import Source
 from tests.generation.checkpoints import prompts, write, written
 from tests.generation.served import write as write_served
 from tests.generation.test_writing import finished
@@ -257,7 +258,7 @@ def test_on_a_cpu_nothing_changes(llama: tuple[transformers.PreTrainedModel, Pat
 @pytest.mark.usefixtures("triton")
 def test_model_captures_between_batches_and_parks_without_graphs(tmp_path: Path) -> None:
     write_served("qwen3", tmp_path)
-    model = load_generative_model(tmp_path, "random/writer", torch.device("cpu"), torch.float32)
+    model = writers.load(Source(tmp_path, "random/writer", torch.device("cpu"), torch.float32))
     reported, capture = Told(), FakeCapture()
     assert [model.awaits_capture] == [False]
     model.keep_graphs(Graphs(capture, reported.owner, most=8))

@@ -13,7 +13,7 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
-from libs.models.text.heads.labels import LAYOUTS
+from libs.kinds.sequence_labels.head import LAYOUTS
 from services.local.settings import MINILM, packaged_minilm
 from tests.parity.checkpoints import (
     Kind,

@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from libs.catalog import Card, Task, read_card
+from libs.catalog.card import Card, Task
+from libs.catalog.detect import read_card
 from libs.models import (
     ClassifyWork,
     EncodeResult,

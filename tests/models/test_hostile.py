@@ -22,7 +22,6 @@ import torch
 from safetensors.numpy import save
 from tokenizers import Tokenizer
 
-from libs.catalog import read_card
 from libs.catalog.checkpoint import files
 from libs.catalog.checkpoint.files import (
     MAX_HEADER_BYTES,
@@ -30,8 +29,9 @@ from libs.catalog.checkpoint.files import (
     MAX_JSON_BYTES,
     MAX_SHARDS,
 )
-from libs.catalog.kinds.extraction.gliner import read_gliner
+from libs.catalog.detect import read_card
 from libs.errors import InvalidInput, ModelBroken
+from libs.kinds.gliner.card import read_gliner
 from libs.models import EncodeWork, PackedModel, load_model
 from libs.models.text.heads.extraction.spans import spans_of
 from libs.models.text.tokenising.chat import _messages

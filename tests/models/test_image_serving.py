@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from libs.catalog.kinds.vision.images import IMAGES_ALONE, TEXTS_AND_IMAGES
 from libs.catalog.overrides import Overrides
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
+from libs.kinds.images.card import IMAGES_ALONE, TEXTS_AND_IMAGES
 from libs.models import (
     ClassifyWork,
     EncodeResult,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sentence_transformers.sparse_encoder import SparseEncoder
 from sentence_transformers.sparse_encoder.modules import SpladePooling, Transformer
 
+from libs.kinds.gliner2.spans.head import StructureHead
 from libs.models import (
     ClassifyWork,
     EncodeWork,
@@ -30,7 +31,6 @@ from libs.models import (
 from libs.models.graphs.graphs import Graphs, Owner
 from libs.models.head import ReadsDevice
 from libs.models.pending import LaunchesBatches, PendingBatch
-from libs.models.text.heads.extraction.structure import StructureHead
 from tests.models.conftest import load
 from tests.parity.adapters import write_random_adapter
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint

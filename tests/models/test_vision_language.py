@@ -12,10 +12,10 @@ import torch
 from shoal.v1 import models_pb2
 
 from libs.catalog.detect import read_card
-from libs.catalog.kinds.vision.vision_language import MODEL_TYPES
 from libs.catalog.overrides import Hints, Overrides
 from libs.errors import TaskNotSupported
 from libs.image_size import size_of
+from libs.kinds.vision_language.card import MODEL_TYPES
 from libs.models import load_model
 from libs.models.images.vlm.loading import model_types
 from libs.models.packed_model import PackedModel
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 def loaded(directory: Path, kind: str = "") -> PackedModel:
-    hints = Hints(kind=kind or None)  # type: ignore[arg-type]
+    hints = Hints(kind=kind or None)
     return load_model(
         directory, "some/model", CPU, torch.float32, Overrides("a card", detect=hints)
     )

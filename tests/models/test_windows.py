@@ -13,8 +13,10 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from libs.catalog.card import Card
-from libs.catalog.kinds.extraction.gliner import Gliner
 from libs.errors import DeadlinePassed, InvalidInput, TaskNotSupported
+from libs.kinds.gliner import processor as gliner
+from libs.kinds.gliner.card import Gliner
+from libs.kinds.gliner.processor import GlinerProcessor
 from libs.models import (
     ClassifyWork,
     EncodeWork,
@@ -30,8 +32,6 @@ from libs.models.answer_budget import build_result
 from libs.models.results import Result
 from libs.models.text.checks import item_path
 from libs.models.text.processing.chunking.dividing import by_tokens
-from libs.models.text.processing.extraction import gliner
-from libs.models.text.processing.extraction.gliner import GlinerProcessor
 from libs.models.text.processing.extraction.words import WordFrame, Words
 from libs.models.text.tokenising.text import TextProcessor, WholeText
 from libs.models.text.windows import spans as window_spans

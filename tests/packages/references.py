@@ -24,7 +24,7 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 from transformers.image_transforms import convert_to_rgb
 
-from libs.catalog.kinds.scoring.labels import entity_kind
+from libs.kinds.token_labels.card import entity_kind
 from tests.generation.checkpoints import written
 from tests.mesh.test_sparse import whole
 from tests.packages.graphs import float_session

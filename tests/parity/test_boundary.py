@@ -22,8 +22,15 @@ from gliner2.models.boundary import engine
 from safetensors.torch import load_file, save_file
 from scipy.optimize import linear_sum_assignment
 
-from libs.catalog import read_card
+from libs.catalog.detect import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
+from libs.kinds.gliner2.boundary import head, records
+from libs.kinds.gliner2.boundary.edges import Edge, distinct
+from libs.kinds.gliner2.boundary.head import UNUSED
+from libs.kinds.gliner2.boundary.records import assigned
+from libs.kinds.gliner2.boundary.spans import Span, disjoint
+from libs.kinds.gliner2.schemas import word_pattern
+from libs.kinds.gliner2.spans import processor as structure
 from libs.models import (
     EntitiesWork,
     Extraction,
@@ -33,14 +40,6 @@ from libs.models import (
     SchemaStructure,
     StructureWork,
 )
-from libs.models.text.heads.boundary import head
-from libs.models.text.heads.boundary.head import UNUSED
-from libs.models.text.processing.boundary import records
-from libs.models.text.processing.boundary.edges import Edge, distinct
-from libs.models.text.processing.boundary.records import assigned
-from libs.models.text.processing.boundary.spans import Span, disjoint
-from libs.models.text.processing.extraction import structure
-from libs.models.text.processing.extraction.schemas import word_pattern
 from services.worker.check import selftest
 from tests.parity import test_gliner2
 from tests.parity.boundary_models import make_boundary

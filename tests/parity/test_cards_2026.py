@@ -20,8 +20,8 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from libs.catalog import read_card
 from libs.catalog.cards import read_catalog
+from libs.catalog.detect import read_card
 from libs.models import ClassifyWork, ExtractResult, PackedModel, ScoreWork, load_model
 from tests.parity.checkpoints import SentenceFiles, random_model, write_checkpoint
 from tests.parity.test_decoders import QUERY, reconfigure

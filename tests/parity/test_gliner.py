@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from libs.catalog import read_card
+from libs.catalog.detect import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
 from libs.models import EntitiesWork, ExtractResult, PackedModel, ScoreWork, load_model
 from libs.models.text.heads.extraction import label_vectors

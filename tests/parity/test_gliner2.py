@@ -15,8 +15,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from libs.catalog import read_card
+from libs.catalog.detect import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
+from libs.kinds.gliner2.schemas import word_pattern
+from libs.kinds.gliner2.spans import head as structure
+from libs.kinds.gliner2.spans import processor as answers
 from libs.models import (
     ClassifyWork,
     EntitiesWork,
@@ -31,9 +34,6 @@ from libs.models import (
     load_model,
 )
 from libs.models.results import Field, Value
-from libs.models.text.heads.extraction import structure
-from libs.models.text.processing.extraction import structure as answers
-from libs.models.text.processing.extraction.schemas import word_pattern
 from tests.parity.gliner2_models import SCHEMA, TEXTS, Reference, make_reference
 
 # gliner2, transformers and their dependencies emit warnings.

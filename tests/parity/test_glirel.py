@@ -17,8 +17,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from libs.catalog import read_card
+from libs.catalog.detect import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
+from libs.kinds.glirel import head as pairs
+from libs.kinds.glirel import processor as glirel
 from libs.models import (
     EntitiesWork,
     ExtractResult,
@@ -28,8 +30,6 @@ from libs.models import (
     RelationsWork,
     load_model,
 )
-from libs.models.text.heads.extraction import pairs
-from libs.models.text.processing.extraction import glirel
 from libs.models.work import SparseRow
 from tests.parity.gliner_models import slug
 from tests.parity.glirel_models import (

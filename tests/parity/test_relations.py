@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from libs.errors import InvalidInput, ModelBroken
+from libs.kinds.gliner import processor as gliner
 from libs.models import (
     EntitiesWork,
     Entity,
@@ -22,7 +23,6 @@ from libs.models import (
     RelationsWork,
     load_model,
 )
-from libs.models.text.processing.extraction import gliner
 from tests.parity import gliner_models
 from tests.parity.gliner_models import LABELS, Found, Reference, make_reference, slug
 

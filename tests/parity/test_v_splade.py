@@ -369,7 +369,7 @@ def test_unusable_template_is_refused(export: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["dense", "multi_vector", "yes_no"])
 def test_card_of_another_kind_is_refused(export: Path, kind: str) -> None:
-    hints = Hints(kind=kind)  # type: ignore[arg-type]
+    hints = Hints(kind=kind)
     with pytest.raises(ModelBroken, match="sparse vectors alone"):
         load_model(export, "some/model", CPU, torch.float32, Overrides("a card", detect=hints))
 

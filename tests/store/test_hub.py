@@ -13,8 +13,8 @@ import pytest
 from huggingface_hub import constants, snapshot_download
 
 from libs.catalog.checkpoint import adapter
-from libs.catalog.kinds.vision.images import OPEN_CLIP, OPEN_CLIP_WEIGHTS
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, NoCapacity
+from libs.kinds.images.card import OPEN_CLIP, OPEN_CLIP_WEIGHTS
 from libs.store import Copy, Progress
 from libs.store.cache import RECORD
 from libs.store.hub import Hub

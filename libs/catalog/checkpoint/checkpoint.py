@@ -1,5 +1,5 @@
 """The parsed files of a checkpoint in the layout of transformers and sentence-transformers, input
-of most readers in `kinds/`.
+of the readers of most kinds (`libs/kinds`).
 """
 
 from __future__ import annotations

@@ -457,6 +457,15 @@ def tensor_shape(directory: Path, files: list[str], tensor: str) -> tuple[int, .
     return None
 
 
+def need_tokenizer(directory: Path) -> None:
+    """Raise ModelBroken, with a remedy, without a tokenizer.json."""
+    if not (directory / "tokenizer.json").exists():
+        raise ModelBroken(
+            f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it with "
+            "save_pretrained"
+        )
+
+
 def digest(directory: Path, configs: list[str], tensors: list[str]) -> str:
     """Return a digest of the configuration files that exist and the headers of the tensor files: 12
     hexadecimal digits.

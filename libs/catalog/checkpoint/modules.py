@@ -55,7 +55,7 @@ _SENTENCE, _TOKEN = "sentence_embedding", "token_embeddings"
 @dataclass(frozen=True, slots=True)
 class Modules:
     """The modules of a checkpoint. The defaults, without modules.json, mean the encoder alone;
-    `kinds/` choose what follows it.
+    the kind chooses what follows it.
     """
 
     listed: bool = False  # whether there is a modules.json

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from libs.catalog.checkpoint.files import need_config, read_config, read_json, shortened
-from libs.catalog.kinds.vision.images import is_open_clip
 from libs.errors import ModelBroken
 from libs.kernels.linear.packed import PackedLinear
+from libs.kinds.images.card import is_open_clip
 from libs.models import weights
 from libs.models.backbone import Backbone
 from libs.models.images.families import clip, dinov2, dinov3, open_clip, siglip, siglip2, vit

@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from libs.catalog.checkpoint.files import need_config, read_config
-from libs.catalog.kinds.vision.images import OPEN_CLIP, is_open_clip
+from libs.kinds.images.card import OPEN_CLIP, is_open_clip
 from libs.models.layers.spec import Config
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer

@@ -36,7 +36,7 @@ from libs.models.images.vlm import smart, tiles
 from libs.models.images.vlm.families import glm, lighton, paddleocr
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
 from libs.models.images.vlm.parts import Frame, PartsInput, Prompts
-from libs.models.images.vlm.serving import image_size
+from libs.models.images.vlm.prices import image_size
 from libs.models.images.vlm.tower import ImageTower
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config

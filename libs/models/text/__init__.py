@@ -1,5 +1,5 @@
 """Models that read text: `loading.py` builds a model from a checkpoint directory.
 
-`registry.py` and `families/` build the encoder, `kinds/` choose its `heads/` and `processing/`,
-`tokenising/` produces token ids.
+`registry.py` and `families/` build the encoder, and a kind (`libs/kinds`) what follows it, with the
+`heads/` and `processing/` that several kinds share; `tokenising/` produces token ids.
 """

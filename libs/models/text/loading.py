@@ -1,11 +1,11 @@
-"""Load a checkpoint directory of a text model: the card names the encoder's family and the kind of
-heads after it.
+"""Load a checkpoint directory of a text model: the card names the encoder's family, and the kind
+builds what follows it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,6 @@ import torch
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import Config, need_config
 from libs.catalog.checkpoint.tasks import OwnAdapters, read_own_adapters
-from libs.catalog.detect import read_card
-from libs.catalog.overrides import Overrides
 from libs.errors import InvalidInput, ModelBroken
 from libs.kernels.linear import int8 as kernels
 from libs.models.backbone import Backbone
@@ -27,14 +25,14 @@ from libs.models.packed_model import PackedModel
 from libs.models.precision import int8
 from libs.models.processor import Processor
 from libs.models.results import Result
+from libs.models.source import Source
 from libs.models.text.checks import refuse_parts
-from libs.models.text.kinds import kind_of
-from libs.models.text.kinds.kind import Parts
+from libs.models.text.parts import Built, Parts
 from libs.models.text.registry import build_encoder, default_dtype, names_of
 from libs.models.text.tokenising.tokenizer import failing
 from libs.models.text.tokens import TokenProcessor
 from libs.models.text.windows.processor import WindowedProcessor
-from libs.models.weights import TensorFile
+from libs.models.weights import HeadRule, TensorFile
 from libs.models.work import CancelCheck, ModelWork, Output, Prepared
 
 log = logging.getLogger(__name__)
@@ -42,35 +40,44 @@ log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_text_model(
-    directory: Path,
-    model_id: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    overrides: Overrides | None = None,
-) -> PackedModel:
-    """Load a directory of texts, as `libs.models.load_model` does."""
-    with failing(broken_tokenizer):
-        return _load(directory, model_id, device, dtype, overrides)
+def text_loader(
+    build: Callable[[Parts], Built],
+    head_table: Callable[[Card], Mapping[str, HeadRule]] = lambda card: {},
+) -> Callable[[Source], PackedModel]:
+    """Return the function that loads models of a kind that is an encoder of texts and what follows
+    it.
+
+    Args:
+        build: Builds heads and processor. Raises ModelBroken for tensors that are missing or have
+            another shape.
+        head_table: Returns the stems of the head's tensors among the encoder's, by the card.
+    """
+
+    def load(source: Source) -> PackedModel:
+        with failing(broken_tokenizer):
+            model, is_float32 = _load(source, build, head_table)
+        if not is_float32:
+            model.fp32_loader = partial(load, source.in_float32())
+        return model
+
+    return load
 
 
 def _load(
-    directory: Path,
-    model_id: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    overrides: Overrides | None,
-) -> PackedModel:
-    card = read_card(directory, model_id, overrides)
-    card, dtype, quantised = _number_format(card, device, dtype)
-    kind = kind_of(card)
+    source: Source,
+    build: Callable[[Parts], Built],
+    head_table: Callable[[Card], Mapping[str, HeadRule]],
+) -> tuple[PackedModel, bool]:
+    """Return the model, and whether all its weights are float32."""
+    directory, device = source.directory, source.device
+    card, dtype, quantised = _number_format(source.card(), device, source.dtype)
     own, factors, rest = _tensors(directory, card)
     config = encoder_config(directory, card)
     adapters = (
         read_own_adapters(Config("config.json", config)) if card.own_adapters else OwnAdapters()
     )
     with copying(device):
-        tables = kind.head_table(card)
+        tables = head_table(card)
         encoder, state = build_encoder(
             config, own, dtype=dtype, device=device, head_tables=tables, int8=quantised
         )
@@ -79,7 +86,7 @@ def _load(
         names = Names(
             table, (*prefixes, *(card.encoder_prefix + prefix for prefix in prefixes)), tables
         )
-        built = kind.build(Parts(card, directory, encoder, state, rest, device, quantised))
+        built = build(Parts(card, directory, encoder, state, rest, device, quantised))
         backbones, processor = (
             (Backbone(encoder, built.heads), *built.backbones),
             TokenizerGuard(
@@ -95,12 +102,7 @@ def _load(
             model.gather()
     if quantised:
         int8.quantise(model)
-    if quantised or dtype is not torch.float32:
-        wide = None if overrides is None else replace(overrides, dtype="float32")
-        model.fp32_loader = partial(
-            load_text_model, directory, model_id, torch.device("cpu"), torch.float32, wide
-        )
-    return model
+    return model, not quantised and dtype is torch.float32
 
 
 def _tensors(directory: Path, card: Card) -> tuple[TensorFile, TensorFile, TensorFile]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from libs.catalog.checkpoint import adapter as lora
 from libs.catalog.checkpoint.files import tensor_entries
-from libs.catalog.kinds.vision import images
 from libs.errors import ModelNotFound
+from libs.kinds.images import card as images
 from libs.names import is_model_id
 from libs.store.select import CONFIGS
 from services.worker.settings import Shelf

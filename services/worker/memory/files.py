@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from libs.catalog import read_card
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.adapter import base_of
-from libs.catalog.kinds.vision.vision_language import is_merged
+from libs.catalog.detect import read_card
 from libs.catalog.overrides import Catalog
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, NoCapacity, ShoalError
+from libs.kinds.vision_language.card import is_merged
 from libs.store import Copy, LocalCopies, Progress, Store
 from libs.store.digests import FileDigests, FilesChanged, FilesDigest, ListedFiles, list_files
 from libs.telemetry.logs import fields

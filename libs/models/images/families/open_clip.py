@@ -15,8 +15,8 @@ from typing import Final
 import torch
 from PIL import Image
 
-from libs.catalog.kinds.vision.images import OPEN_CLIP, OPEN_CLIP_WEIGHTS
 from libs.errors import ModelBroken
+from libs.kinds.images.card import OPEN_CLIP, OPEN_CLIP_WEIGHTS
 from libs.models.head import ModelHead
 from libs.models.images.families.family import State, TowerSpec
 from libs.models.images.families.siglip import image_head, text_head

@@ -17,8 +17,8 @@ import torch
 from libs.catalog.checkpoint.adapter import FILE as ADAPTER
 from libs.catalog.checkpoint.adapter import base_of
 from libs.catalog.checkpoint.files import need_config, read_config, read_json, shortened
-from libs.catalog.kinds.vision.vision_language import sparse_columns
 from libs.errors import ModelBroken
+from libs.kinds.vision_language.card import sparse_columns
 from libs.models import weights
 from libs.models.backbone import Backbone
 from libs.models.images.loading import read_image_processor

@@ -1,1 +1,1 @@
-"""Modules that turn an encoder's hidden states into outputs. All compute in float32."""
+"""Shared modules that turn an encoder's hidden states into outputs. All compute in float32."""

@@ -11,7 +11,12 @@ from torch import Tensor
 from libs.catalog.card import Card, DenseModule
 from libs.errors import ModelBroken
 from libs.models.text.heads.linear import HeadLinear, check_shape
-from libs.models.weights import TensorFile
+from libs.models.weights import HeadRule, TensorFile
+
+
+def linear_table(card: Card) -> dict[str, HeadRule]:
+    """Return the stem of a module without a folder, which has its tensors among the encoder's."""
+    return {"linear": "linear"} if any(not module.folder for module in card.modules) else {}
 
 
 def dense_layers(

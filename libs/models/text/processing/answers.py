@@ -245,3 +245,16 @@ def sigmoid(logits: Array) -> Array:
     small = np.exp(-np.abs(logits))
     shares: Array = np.where(logits >= 0, 1, small) / (1 + small)
     return shares
+
+
+def labels_reaching(
+    ranked: tuple[LabelScore, ...], threshold: float | None
+) -> tuple[LabelScore, ...]:
+    """Return the labels, best first, that reach the threshold, and always the best one."""
+    if threshold is None:
+        return ranked
+    return tuple(
+        one
+        for number, one in enumerate(ranked)
+        if number == 0 or np.float32(one.score) >= np.float32(threshold)
+    )

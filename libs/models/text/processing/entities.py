@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.catalog.kinds.scoring.labels import entity_kind
+from libs.kinds.token_labels.card import entity_kind
 from libs.models.results import Entity
 from libs.models.text.tokenising.text import Spans
 from libs.models.work import Aggregation

@@ -9,7 +9,7 @@ reads it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -100,3 +100,12 @@ def _parsed(data: bytes) -> Mapping[str, object]:
 
 def _broken(problem: str) -> ModelBroken:
     return ModelBroken(shortened(f"{FILE}: {problem}"))
+
+
+def need_tokens(tokenizer: Tokenizer, tokens: Iterable[str], advice: str) -> None:
+    """Raise ModelBroken, with the advice, unless the vocabulary has all tokens of a prompt."""
+    for token in tokens:
+        if tokenizer.token_to_id(token) is None:
+            raise ModelBroken(
+                f"tokenizer.json: token {token!r}, which the prompt needs, is missing. {advice}"
+            )

@@ -23,8 +23,7 @@ from libs.models.answer_budget import build_result
 from libs.models.processor import Processor
 from libs.models.results import Extraction, ExtractResult, Result, ScoreResult
 from libs.models.text.checks import document_path, item_path
-from libs.models.text.processing.answers import best_first
-from libs.models.text.processing.extraction.structure import labels_reaching
+from libs.models.text.processing.answers import best_first, labels_reaching
 from libs.models.text.tokenising.text import TextProcessor, Where
 from libs.models.text.windows import merging
 from libs.models.text.windows.spans import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from libs.catalog.kinds.embedding.gritlm import is_gritlm
+from libs.kinds.dense.gritlm import is_gritlm
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.rotary import rope_of

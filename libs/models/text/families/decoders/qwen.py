@@ -7,7 +7,7 @@ Causal, unless config.json says otherwise (gte-Qwen2) or names Voyage's architec
 
 from __future__ import annotations
 
-from libs.catalog.kinds.embedding.voyage import is_voyage
+from libs.kinds.dense.voyage import is_voyage
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.text.families.decoders import llama

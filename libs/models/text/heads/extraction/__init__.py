@@ -1,3 +1,1 @@
-"""Heads that score words, spans and pairs of them: GLiNER and GLiREL. `processing/extraction/` has
-their processors.
-"""
+"""Code that the heads of GLiNER, GLiNER2, GLiREL and detectors share: words, spans and labels."""

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from libs.catalog.kinds.extraction.gliner import Pooling
 from libs.errors import ModelBroken
 from libs.kernels.layout import to_device
+from libs.kinds.gliner.card import Pooling
 from libs.models.packed import Packed
 from libs.models.text.heads.linear import HeadLinear
 

@@ -1,3 +1,1 @@
-"""Processors of models that label words and spans: GLiNER and GLiREL, and code that both share.
-`heads/extraction/` has their heads.
-"""
+"""Code that the processors of GLiNER, GLiNER2 and GLiREL share: words and spans."""

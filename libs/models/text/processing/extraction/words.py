@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from libs.catalog.kinds.extraction.gliner import Pooling
 from libs.errors import InputTooLong, InvalidInput
+from libs.kinds.gliner.card import Pooling
 from libs.models.text.checks import item_path
 from libs.models.text.tokenising.cutting import sliced
 from libs.models.text.tokenising.text import run_of_ones

@@ -1,1 +1,0 @@
-"""Models that embed: dense, sparse and multi-vector."""

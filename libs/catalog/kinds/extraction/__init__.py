@@ -1,1 +1,0 @@
-"""Zero-shot models that find entities, relations and structures in texts."""

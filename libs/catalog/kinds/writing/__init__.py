@@ -1,1 +1,0 @@
-"""Models that write texts, from texts or from images."""

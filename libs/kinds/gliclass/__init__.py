@@ -1,0 +1,1 @@
+"""GLiClass: zero-shot classification with all labels in one forward pass."""

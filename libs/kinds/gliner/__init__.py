@@ -1,0 +1,1 @@
+"""GLiNER: entities, and in some models relations, with the request's labels."""

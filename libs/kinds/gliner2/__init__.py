@@ -1,0 +1,1 @@
+"""GLiNER2: entities, classes, relations and structures of a request's schema."""

@@ -1,0 +1,1 @@
+"""GLiNER2's second architecture, which scores pairs of starts and ends."""

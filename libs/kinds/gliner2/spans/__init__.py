@@ -1,0 +1,1 @@
+"""GLiNER2's first architecture, which scores all spans of a limited width."""

@@ -1,0 +1,1 @@
+"""GLiREL: relations between the request's entities, with its labels."""

@@ -1,0 +1,1 @@
+"""Models of images, or of texts and images, and detectors (`libs/models/images`)."""

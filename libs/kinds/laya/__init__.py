@@ -1,0 +1,1 @@
+"""laya: a choice among the request's labels."""

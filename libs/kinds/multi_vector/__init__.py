@@ -1,0 +1,1 @@
+"""Late interaction (ColBERT): one vector for each token."""

@@ -1,0 +1,1 @@
+"""NV-Embed: dense vectors by a latent attention layer."""

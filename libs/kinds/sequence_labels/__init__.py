@@ -1,0 +1,1 @@
+"""Cross-encoders, classifiers and zero-shot classification by entailment."""

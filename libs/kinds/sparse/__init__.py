@@ -1,0 +1,1 @@
+"""Sparse vectors (SPLADE): a weight for each entry of the vocabulary."""

@@ -1,0 +1,1 @@
+"""Static embedders (Model2Vec, StaticEmbedding): the mean of fixed vectors of tokens."""

@@ -1,0 +1,1 @@
+"""Token classifiers: entities of a fixed set of labels."""

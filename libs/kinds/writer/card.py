@@ -1,0 +1,66 @@
+"""Models that write texts: how their directories are recognised, and their Card.
+
+Encoder-decoder models are recognised by their architecture. A causal language model is one only if
+it has a chat template and a generation_config.json; nothing else distinguishes it from one that was
+trained to embed or to rank, which a card names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from libs.catalog.card import Card
+from libs.catalog.checkpoint.chat import takes_messages, with_template
+from libs.catalog.checkpoint.checkpoint import Checkpoint
+from libs.kinds.kind import in_layout
+
+SEQUENCE_TO_SEQUENCE: Final = ("bart", "marian", "mbart", "t5", "mt5")
+CAUSAL: Final = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
+_SEQUENCE_TO_SEQUENCE_CLASSES: Final = ("ForConditionalGeneration", "MTModel")
+FILE: Final = "generation_config.json"
+
+
+def is_writer(files: Checkpoint) -> bool:
+    """Return True if a directory without modules.json is a generative model. Raises ModelBroken for
+    a model that writes, but of a type of which none are served as such.
+    """
+    if files.modules.listed:
+        return False
+    family = files.config.text("model_type")
+    if family in SEQUENCE_TO_SEQUENCE and files.architecture.endswith(
+        _SEQUENCE_TO_SEQUENCE_CLASSES
+    ):
+        return True
+    is_causal = family in CAUSAL and files.architecture.endswith("ForCausalLM")
+    if is_causal and (files.directory / FILE).is_file() and takes_messages(files):
+        return True
+    _refuse_others(files)
+    return False
+
+
+def _refuse_others(files: Checkpoint) -> None:
+    translates = files.architecture.endswith(_SEQUENCE_TO_SEQUENCE_CLASSES)
+    chats = (
+        files.architecture.endswith("ForCausalLM")
+        and (files.directory / FILE).is_file()
+        and takes_messages(files)
+    )
+    if translates or chats:
+        served = ", ".join(SEQUENCE_TO_SEQUENCE if translates else CAUSAL)
+        raise files.config.broken(
+            "model_type",
+            f"is {files.config.text('model_type')!r} and the model writes texts "
+            f"({files.architecture}): "
+            f"such models are served of the types {served}. "
+            "A card of the catalog can give another use, by `detect: {kind: …}`",
+        )
+
+
+def writer(files: Checkpoint, card: Card) -> Card:
+    """Return the card of a model that writes."""
+    card = replace(card, tasks=("text",))
+    return with_template(files, card) if card.family in CAUSAL else card
+
+
+KIND: Final = in_layout("writer", is_writer, writer, has_template=True)

@@ -1,0 +1,1 @@
+"""Rerankers that are causal language models."""

@@ -1,1 +1,0 @@
-"""Kinds of extraction models: entities, relations, and the fields of a schema."""

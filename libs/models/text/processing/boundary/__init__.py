@@ -1,1 +1,0 @@
-"""The processor of GLiNER2.5, which selects from the spans scored by `heads/boundary/`."""
