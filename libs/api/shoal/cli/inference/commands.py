@@ -158,8 +158,7 @@ def score(
             instruction=instruction,
             scale=scale,
             top_n=top_n,
-            on_progress=on_progress,
-            **serving,
+            **{**serving, "on_progress": on_progress},
         )
     report_ranking(run, result, query)
 
