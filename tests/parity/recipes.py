@@ -200,6 +200,16 @@ def _qwen3_5(size: Size) -> Values:
     }
 
 
+def _lfm2(size: Size) -> Values:
+    """A short convolution in every second layer. The feed-forward's width is rounded up."""
+    pattern = ["conv", "full_attention"]
+    values = {name: value for name, value in _decoder(size).items() if name != "rms_norm_eps"}
+    return values | {
+        "layer_types": [pattern[number % 2] for number in range(size.layers)],
+        "block_multiple_of": 32,
+    }
+
+
 def _mistral(size: Size) -> Values:
     return _decoder(size) | {"sliding_window": 9}
 
@@ -331,6 +341,7 @@ RECIPES: dict[str, Recipe] = {
     "llama": Recipe("llama", _llama),
     "llama_bidirec": Recipe("llama", _bidirectional_llama, like="llama"),
     "bidir_mistral": Recipe("llama", _bidirectional_llama, like="llama"),
+    "lfm2": Recipe("llama", _lfm2),
     "mistral": Recipe("llama", _mistral),
     "openai_privacy_filter": Recipe("qwen", _privacy_filter),
     "gemma": Recipe("gemma", _gemma),

@@ -458,6 +458,8 @@ class PackedEncoder(nn.Module):
         self.recurrent = any(each.delta is not None for each in spec.layers)
         """True if a layer carries a state from token to token. Such a layer has no keys to mask or
         share."""
+        self.convolves = any(each.convolution is not None for each in spec.layers)
+        """True if a layer reads a token's neighbours, which must be in the same sequence."""
         self.embed, self.relative = embed, relative
         kind = _LAYERS[spec.norm] if layer is None else layer
         own = [kind(spec, each, attention) for each in spec.layers]
@@ -520,7 +522,7 @@ class PackedEncoder(nn.Module):
     @property
     def shares_prefixes(self) -> bool:
         """True if a prefix shared by several sequences can be computed once for all of them."""
-        return self.causal and not self.recurrent and not self.long_from
+        return self.causal and not self.recurrent and not self.convolves and not self.long_from
 
     @property
     def token_weight(self) -> Tensor:

@@ -76,6 +76,18 @@ class DeltaSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvolutionSpec:
+    """A short convolution."""
+
+    width: int
+    """Number of tokens that it covers."""
+    after: int
+    """How many of them follow the token; 0: causal."""
+    bias: bool
+    """Whether the convolution and both projections have a bias."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """Settings that may differ between layers."""
 
@@ -84,6 +96,7 @@ class LayerSpec:
     attention_norm: bool = True  # ModernBERT's first layer has none before its attention
     experts: int = 0  # of a mixture; 0: one feed-forward
     delta: DeltaSpec | None = None  # a gated delta net in place of attention, always causal
+    convolution: ConvolutionSpec | None = None  # a short convolution in place of attention
 
 
 @dataclass(frozen=True, slots=True)
