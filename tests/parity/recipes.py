@@ -214,6 +214,20 @@ def _mistral(size: Size) -> Values:
     return _decoder(size) | {"sliding_window": 9}
 
 
+def _ministral3(size: Size) -> Values:
+    """Published factors, over a context so short that queries grow several times."""
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16,
+        "llama_4_scaling_beta": 0.1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+    return _decoder(size) | {"rope_parameters": rope}
+
+
 def _phi3(size: Size) -> Values:
     """The longest sequences exceed the original context, and a part of each head is rotated."""
     head = _even(size.hidden // size.heads)
@@ -343,6 +357,7 @@ RECIPES: dict[str, Recipe] = {
     "bidir_mistral": Recipe("llama", _bidirectional_llama, like="llama"),
     "lfm2": Recipe("llama", _lfm2),
     "mistral": Recipe("llama", _mistral),
+    "ministral3": Recipe("llama", _ministral3),
     "openai_privacy_filter": Recipe("qwen", _privacy_filter),
     "gemma": Recipe("gemma", _gemma),
     "gemma2": Recipe("gemma", _gemma2),

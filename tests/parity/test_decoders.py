@@ -159,6 +159,8 @@ SHAPES: dict[str, tuple[Kind, dict[str, Any]]] = {
         "mistral",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}},
     ),
+    "queries that grow, of both sides": ("ministral3", {"is_causal": False}),
+    "a window over queries that grow": ("ministral3", {"sliding_window": 9}),
     "a causal gemma": ("gemma3_text", {"use_bidirectional_attention": False}),
     "a stretched gemma": (
         "gemma3_text",
@@ -243,6 +245,19 @@ OLDER: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[str, ...]]] =
         {"full_attn_idxs": [1], "rope_theta": 500.0, "block_ff_dim": 128},
         ("layer_types", "rope_parameters", "intermediate_size", "conv_L_cache", "conv_bias"),
     ),
+    "ministral's own settings": (
+        "ministral3",
+        {
+            "head_dim": 128,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 262_144,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": transformers.Ministral3Config().rope_parameters,
+        },
+        {"rope_parameters": None},
+        ("head_dim", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"),
+    ),
     "no size of a head": ("llama", {"head_dim": 16}, {}, ("head_dim",)),
 }
 
@@ -316,7 +331,7 @@ def test_unsupported_configurations_are_refused(
         load_encoder(directory)
 
 
-@pytest.mark.parametrize("kind", [*DECODERS, "lfm2", "qwen3_5_text"])
+@pytest.mark.parametrize("kind", [*DECODERS, "lfm2", "ministral3", "qwen3_5_text"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_language_model_heads_are_dropped(kind: Kind, tied: bool, tmp_path: Path) -> None:
     """The checkpoint is sharded, in half precision, and has the prefix of transformers' class."""

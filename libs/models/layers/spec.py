@@ -57,6 +57,15 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries are multiplied by 1 + share * log(1 + position // every) (Llama 4)."""
+
+    share: float
+    every: int
+    """Positions; queries before that one are not changed."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaSpec:
     """A gated delta net."""
 
@@ -156,6 +165,8 @@ class EncoderSpec:
     """Indices of `layers` in computation order, with repetitions (ALBERT); empty: each once."""
     softcap: float | None = None
     """Replaces attention scores by softcap * tanh(scores / softcap) (Gemma 2)."""
+    growth: QueryGrowth | None = None
+    """The growth of queries with their position (Ministral 3)."""
 
     @property
     def shared(self) -> int:
