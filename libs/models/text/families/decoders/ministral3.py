@@ -1,5 +1,5 @@
-"""Ministral 3: Mistral with scaled rotary positions, whose queries grow with their position beyond
-the original context. Causal unless `is_causal` is false (Nemotron-3-Embed).
+"""Ministral 3: Mistral with scaled rotary positions. Queries grow with their position beyond the
+original context. Causal unless `is_causal` is false (Nemotron-3-Embed).
 """
 
 from __future__ import annotations
