@@ -96,6 +96,8 @@ class Backbone:
             item.seen or item.before is not None for item in sequences
         ):
             raise InvalidInput("the model is recurrent, so tokens cannot be hidden from each other")
+        if self.encoder.convolves and any(item.before is not None for item in sequences):
+            raise InvalidInput("the model has convolutions, so sequences cannot share a prefix")
         embed = self.encoder.embed
         rest = [item.before for item in sequences if item.before is not None]
         if embed.vocabulary:

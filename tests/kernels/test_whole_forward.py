@@ -19,8 +19,10 @@ from libs.models.weights import TensorFile
 from tests.parity.checkpoints import Kind, write_checkpoint
 
 # Post-norm; relative bias; pre-norm with windows and GeGLU; grouped queries with norms of their
-# own; sandwich norms; distances.
-KINDS: tuple[Kind, ...] = ("bert", "mpnet", "modernbert", "qwen3", "gemma3_text", "deberta-v2")
+# own; sandwich norms; distances; short convolutions.
+KINDS: tuple[Kind, ...] = (
+    "bert", "mpnet", "modernbert", "qwen3", "gemma3_text", "deberta-v2", "lfm2",
+)  # fmt: skip
 
 
 @pytest.mark.skipif(

@@ -25,6 +25,7 @@ from tests.parity.checkpoints import (
 from tests.parity.recipes import RECIPES
 from tests.parity.reference_hub import HUB, write_hub
 from tests.parity.test_asymmetric import write_router
+from tests.parity.test_lfm2 import write_colbert
 from tests.parity.test_static import write_model2vec
 from tests.support.cluster import Cluster
 
@@ -88,6 +89,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_left(root / "random" / "bert-left")
     write_router(tmp_path_factory.mktemp("routes")).rename(root / "random" / "two-encoders")
     write_late_interaction(root / "random" / "bert-late", tmp_path_factory.mktemp("base"))
+    write_colbert(root / "random" / "lfm2-colbert")
     (root / "random" / "model2vec-embed").mkdir()
     write_model2vec(root / "random" / "model2vec-embed", quantised=True)
     return root

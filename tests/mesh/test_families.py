@@ -13,6 +13,8 @@ import shoal
 import torch
 import transformers
 from numpy.typing import NDArray
+from sentence_transformers import MultiVectorEncoder
+from transformers.models.lfm2 import modeling_lfm2
 
 from tests.mesh.conftest import CLASSES, KINDS, LABELS, RANKED, TAGGED, head_config, hub_config
 from tests.parity.checkpoints import Head, random_model
@@ -104,6 +106,24 @@ def test_static_embedder(client: shoal.Client, checkpoints: Path) -> None:
         relative_error(ours, model2vec_vectors(checkpoints / "random" / "model2vec-embed", read))
         <= BOUND
     )
+
+
+def test_late_interaction_of_short_convolutions(
+    client: shoal.Client, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyLate's layout. Convolutions read the tokens that expand a query, as in training."""
+    name = "random/lfm2-colbert"
+    theirs = MultiVectorEncoder(str(checkpoints / name), device="cpu")
+    monkeypatch.setattr(modeling_lfm2, "apply_mask_to_padding_states", lambda states, _: states)
+    queries, documents = theirs.encode_query(TEXTS), theirs.encode_document(TEXTS)
+    found = (client.encode(name, TEXTS, role="query"), client.encode(name, TEXTS, role="document"))
+    for ours, each in zip(found, (queries, documents), strict=True):
+        assert ours.multi_vector is not None
+        assert len(ours.multi_vector) == len(TEXTS)
+        values = np.asarray(ours.multi_vector.values)
+        assert relative_error(values, torch.cat(list(each)).numpy()) <= BOUND
+    wanted = theirs.similarity(queries[:1], documents)[0].numpy()
+    assert relative_error(client.score(name, TEXTS[0], TEXTS).scores, wanted) <= BOUND
 
 
 @pytest.mark.parametrize("name", HUB)

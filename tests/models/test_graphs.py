@@ -300,7 +300,7 @@ def test_every_family_answers_as_eagerly(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["bert", "mpnet", "modernbert", "qwen3", "gemma3_text", "deberta-v2"]
+    "kind", ["bert", "mpnet", "modernbert", "qwen3", "gemma3_text", "deberta-v2", "lfm2"]
 )
 def test_equal_to_the_bit_on_an_accelerators_kernels(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

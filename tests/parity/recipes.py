@@ -200,8 +200,32 @@ def _qwen3_5(size: Size) -> Values:
     }
 
 
+def _lfm2(size: Size) -> Values:
+    """A short convolution in every second layer. The feed-forward's width is rounded up."""
+    pattern = ["conv", "full_attention"]
+    values = {name: value for name, value in _decoder(size).items() if name != "rms_norm_eps"}
+    return values | {
+        "layer_types": [pattern[number % 2] for number in range(size.layers)],
+        "block_multiple_of": 32,
+    }
+
+
 def _mistral(size: Size) -> Values:
     return _decoder(size) | {"sliding_window": 9}
+
+
+def _ministral3(size: Size) -> Values:
+    """Published factors, over a context so short that queries grow several times."""
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16,
+        "llama_4_scaling_beta": 0.1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+    return _decoder(size) | {"rope_parameters": rope}
 
 
 def _phi3(size: Size) -> Values:
@@ -331,7 +355,9 @@ RECIPES: dict[str, Recipe] = {
     "llama": Recipe("llama", _llama),
     "llama_bidirec": Recipe("llama", _bidirectional_llama, like="llama"),
     "bidir_mistral": Recipe("llama", _bidirectional_llama, like="llama"),
+    "lfm2": Recipe("llama", _lfm2),
     "mistral": Recipe("llama", _mistral),
+    "ministral3": Recipe("llama", _ministral3),
     "openai_privacy_filter": Recipe("qwen", _privacy_filter),
     "gemma": Recipe("gemma", _gemma),
     "gemma2": Recipe("gemma", _gemma2),

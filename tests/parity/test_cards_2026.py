@@ -107,6 +107,19 @@ def test_voyage_projects_bidirectional_states(tmp_path: Path) -> None:
     assert_close(dense(model, TEXTS, "query"), torch.stack(wanted).numpy())
 
 
+def test_nemotron_3_averages_bidirectional_states(tmp_path: Path) -> None:
+    """Its tensors have no prefix, and texts are longer than the context before scaling."""
+    prompts = {"query": "query: ", "document": "passage: "}
+    write_checkpoint(
+        "ministral3", tmp_path, config={"is_causal": False}, sentence=SentenceFiles(prompts=prompts)
+    )
+    assert "embed_tokens.weight" in load_file(tmp_path / "model.safetensors")
+    theirs = SentenceTransformer(str(tmp_path), device="cpu")
+    ours = load(tmp_path, "nvidia/Nemotron-3-Embed-1B-BF16")
+    for role in ("query", "document"):
+        assert_close(dense(ours, TEXTS, role), theirs.encode(TEXTS, prompt_name=role))
+
+
 @pytest.mark.parametrize(("pooling", "temperature"), [("avg", 1.0), ("last", 0.5), ("cls", 2.0)])
 def test_nemotron_classifies_the_state_that_its_config_names(
     pooling: str, temperature: float, tmp_path: Path

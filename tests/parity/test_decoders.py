@@ -159,6 +159,8 @@ SHAPES: dict[str, tuple[Kind, dict[str, Any]]] = {
         "mistral",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}},
     ),
+    "queries that grow, of both sides": ("ministral3", {"is_causal": False}),
+    "a window over queries that grow": ("ministral3", {"sliding_window": 9}),
     "a causal gemma": ("gemma3_text", {"use_bidirectional_attention": False}),
     "a stretched gemma": (
         "gemma3_text",
@@ -175,6 +177,10 @@ SHAPES: dict[str, tuple[Kind, dict[str, Any]]] = {
         "qwen3_5_text",
         {"linear_num_key_heads": 4, "linear_conv_kernel_dim": 6, "attention_bias": True},
     ),
+    "causal convolutions beside attention of both sides": ("lfm2", {"is_causal": False}),
+    "a wider convolution with biases": ("lfm2", {"conv_L_cache": 5, "conv_bias": True}),
+    "the width of the feed-forward as given": ("lfm2", {"block_auto_adjust_ff_dim": False}),
+    "a multiple of that width": ("lfm2", {"block_ffn_dim_multiplier": 1.7}),
     "few buckets": (
         "t5",
         {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
@@ -233,6 +239,25 @@ OLDER: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[str, ...]]] =
         {"full_attention_interval": 2},
         ("layer_types",),
     ),
+    "convolutions by the numbers of the others": (
+        "lfm2",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        {"full_attn_idxs": [1], "rope_theta": 500.0, "block_ff_dim": 128},
+        ("layer_types", "rope_parameters", "intermediate_size", "conv_L_cache", "conv_bias"),
+    ),
+    "ministral's own settings": (
+        "ministral3",
+        {
+            "head_dim": 128,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 262_144,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": transformers.Ministral3Config().rope_parameters,
+        },
+        {"rope_parameters": None},
+        ("head_dim", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"),
+    ),
     "no size of a head": ("llama", {"head_dim": 16}, {}, ("head_dim",)),
 }
 
@@ -277,6 +302,13 @@ def test_configurations_of_older_versions_are_read(name: str, tmp_path: Path) ->
             "attn_output_gate is False: only True is supported",
         ),
         ("qwen3_5_text", {"scoring_skip_ids": [7]}, "scoring_skip_ids is .7.: topk-embed"),
+        (
+            "lfm2",
+            {"layer_types": ["conv", "linear_attention"]},
+            "layer_types is .* is needed for each of the 2 layers",
+        ),
+        ("lfm2", {"layer_types": None, "full_attn_idxs": 3}, "full_attn_idxs is 3: a list"),
+        ("lfm2", {"conv_L_cache": 65}, "conv_L_cache is 65: at most 64 is served"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
         ("t5", {"feed_forward_proj": "gated-mish"}, "feed_forward_proj is 'gated-mish'"),
         (
@@ -299,7 +331,7 @@ def test_unsupported_configurations_are_refused(
         load_encoder(directory)
 
 
-@pytest.mark.parametrize("kind", [*DECODERS, "qwen3_5_text"])
+@pytest.mark.parametrize("kind", [*DECODERS, "lfm2", "ministral3", "qwen3_5_text"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_language_model_heads_are_dropped(kind: Kind, tied: bool, tmp_path: Path) -> None:
     """The checkpoint is sharded, in half precision, and has the prefix of transformers' class."""
@@ -310,7 +342,7 @@ def test_language_model_heads_are_dropped(kind: Kind, tied: bool, tmp_path: Path
         head="causal_lm",
         config=config,
         dtype=torch.bfloat16,
-        max_shard_size="100KB",
+        max_shard_size="50KB",
     )
     assert len(list(directory.glob("*.safetensors"))) > 2
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
@@ -779,6 +811,7 @@ def test_classifier_without_pair_template_reads_plain_pairs(tmp_path: Path) -> N
     ("kind", "architecture"),
     [
         ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+        ("lfm2", "Lfm2ForCausalLM"),
         ("olmo2", "Olmo2ForCausalLM"),
         ("pegasus", "PegasusForConditionalGeneration"),
     ],

@@ -3,8 +3,7 @@ Qwen3-Next and Qwen3.5.
 
 A head keeps a matrix `state` [key_size, value_size]. Each token scales the state by exp(decay),
 replaces the share beta of the value stored under its key with its own value, and reads the state
-with its query. Sequences lie end to end: each begins with a state of zeros, and the convolution
-before the state does not cross their borders.
+with its query. Sequences lie end to end: each begins with a state of zeros.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from libs.kernels.layout import to_device
 
@@ -39,8 +37,6 @@ class Chunks:
     """The inverse of `rows`: [tokens] int64."""
     counts: tuple[int, ...]
     """Number of sequences that have a first chunk, a second chunk and so on."""
-    positions: Tensor
-    """Each token's position in its sequence: [tokens] int64."""
 
     @staticmethod
     def from_lengths(lengths: Sequence[int], device: torch.device | str = "cpu") -> Chunks:
@@ -58,10 +54,8 @@ class Chunks:
         places = (first[number] + np.repeat(rank, sizes)) * CHUNK + offset
         rows = np.full(first[-1] * CHUNK, len(positions), dtype=np.int64)
         rows[places] = np.arange(len(positions))
-        rows_, places_, positions_ = (
-            to_device(each, device, np.int64) for each in (rows, places, positions)
-        )
-        return Chunks(rows_, places_, tuple(counts), positions_)
+        rows_, places_ = (to_device(each, device, np.int64) for each in (rows, places))
+        return Chunks(rows_, places_, tuple(counts))
 
 
 def delta_rule(
@@ -101,25 +95,6 @@ def delta_rule(
         outputs.append(queries[now] @ state + reads[now] @ update)
         state = kept[now] * state + written[now] @ update
     return torch.cat(outputs).transpose(1, 2).flatten(0, 1)[chunks.places]
-
-
-def causal_convolution(x: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
-    """Sum each channel over a token and its predecessors in the sequence: [tokens, channels].
-
-    Args:
-        weight: [channels, width], the token's own weight last.
-        positions: Each token's position in its sequence: [tokens].
-    """
-    width = weight.shape[1]
-    padded = functional.pad(x, (0, 0, width - 1, 0))
-    total = x * weight[:, -1]
-    for back in range(1, width):
-        earlier = padded[width - 1 - back : width - 1 - back + len(x)]
-        total = (
-            total
-            + earlier.masked_fill((positions < back)[:, None], 0.0) * weight[:, width - 1 - back]
-        )
-    return total
 
 
 def _chunked(x: Tensor, rows: Tensor) -> Tensor:

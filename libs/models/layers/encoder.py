@@ -54,6 +54,8 @@ class Shared:
     """The bias on attention scores by distance."""
     chunks: Chunks | None = None
     """The chunks of the batch's tokens, for encoders with gated delta nets."""
+    query_scales: Tensor | None = None
+    """Factors on queries by their position, [tokens, 1, 1]; None if all of them are 1."""
 
 
 class Norm(nn.Module):
@@ -175,11 +177,12 @@ class Attention(nn.Module):
         both, v = fused.split_with_sizes((sum(self.parts[:2]), self.parts[2]), dim=1)
         rotation = None if self.rope is None else shared.rotations[self.rope]
         if self.q_norm is not None and self.k_norm is not None:
-            return *norm_rotate(both, self._head_norms(self.q_norm, self.k_norm), rotation), v
-        q, k = (both if rotation is None else rotate(both, *rotation)).split_with_sizes(
-            self.parts[:2], dim=1
-        )
-        return q, k, v
+            q, k = norm_rotate(both, self._head_norms(self.q_norm, self.k_norm), rotation)
+        else:
+            q, k = (both if rotation is None else rotate(both, *rotation)).split_with_sizes(
+                self.parts[:2], dim=1
+            )
+        return q if shared.query_scales is None else q * shared.query_scales, k, v
 
     def _head_norms(self, q_norm: Norm, k_norm: Norm) -> HeadNorms:
         return HeadNorms(q_norm.weight, k_norm.weight, self.parts[0], q_norm.eps, q_norm.shift)
@@ -337,6 +340,8 @@ class Layer(nn.Module):
         """
         if not x.is_cpu or batch.key_rows is not None or has_triton(x):
             return None
+        if shared.query_scales is not None:
+            return None
         if x.dtype not in native_layer.LAYER_DTYPES or native() is None:
             return None
         if not self._is_asked:
@@ -458,7 +463,9 @@ class PackedEncoder(nn.Module):
         self.recurrent = any(each.delta is not None for each in spec.layers)
         """True if a layer carries a state from token to token. Such a layer has no keys to mask or
         share."""
-        self.embed, self.relative = embed, relative
+        self.convolves = any(each.convolution is not None for each in spec.layers)
+        """True if a layer reads a token's neighbours, which must be in the same sequence."""
+        self.embed, self.relative, self._growth = embed, relative, spec.growth
         kind = _LAYERS[spec.norm] if layer is None else layer
         own = [kind(spec, each, attention) for each in spec.layers]
         self.layers = nn.ModuleList(own)
@@ -520,7 +527,7 @@ class PackedEncoder(nn.Module):
     @property
     def shares_prefixes(self) -> bool:
         """True if a prefix shared by several sequences can be computed once for all of them."""
-        return self.causal and not self.recurrent and not self.long_from
+        return self.causal and not self.recurrent and not self.convolves and not self.long_from
 
     @property
     def token_weight(self) -> Tensor:
@@ -577,7 +584,15 @@ class PackedEncoder(nn.Module):
             rotations=self._rotations(batch),
             bias=None if self.relative is None else self.relative.table,
             chunks=Chunks.from_lengths(batch.lengths, self.device) if self.recurrent else None,
+            query_scales=self._query_scales(batch),
         )
+
+    def _query_scales(self, batch: Packed) -> Tensor | None:
+        growth, layout = self._growth, batch.layout
+        if growth is None or max(layout.max_queries, layout.max_keys) <= growth.every:
+            return None
+        turns = (batch.positions // growth.every).float()
+        return (1.0 + growth.share * (1.0 + turns).log()).to(self.dtype)[:, None, None]
 
     @staticmethod
     def step(number: int, layer: Layer, x: Tensor, batch: Packed, shared: Shared) -> Tensor:

@@ -14,7 +14,8 @@ from torch.nn import functional
 from libs.kernels.layout import Layout
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.rows.rope import rotate
-from libs.models.layers.delta import causal_convolution, delta_rule
+from libs.models.layers.convolution import Convolution
+from libs.models.layers.delta import delta_rule
 from libs.models.layers.encoder import Attention, Norm, Shared
 from libs.models.layers.spec import DeltaSpec, EncoderSpec, LayerSpec
 from libs.models.packed import Packed
@@ -63,18 +64,6 @@ class GatedAttention(Attention):
         return q, k, v, gate
 
 
-class Convolution(nn.Module):
-    """The weight of a causal convolution of separate channels: [channels, 1, width]."""
-
-    def __init__(self, channels: int, width: int) -> None:
-        super().__init__()
-        self.weight: Tensor = nn.Parameter(torch.empty(channels, 1, width), requires_grad=False)
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Convolve [tokens, channels]."""
-        return causal_convolution(x, self.weight.squeeze(1), positions)
-
-
 class GatedDeltaNet(Attention):
     """A gated delta net (`delta.py`) in place of attention. The layer applies its output
     projection.
@@ -108,7 +97,7 @@ class GatedDeltaNet(Attention):
             raise ValueError("a gated delta net needs the chunks of whole sequences")
         delta = self._delta
         qkv, gate, beta, step = self.inputs.forward(x).split_with_sizes(self.slots, dim=1)
-        mixed = functional.silu(self.conv.forward(qkv, shared.chunks.positions)).float()
+        mixed = functional.silu(self.conv.forward(qkv, batch.positions)).float()
         q, k, v = mixed.split_with_sizes(delta.widths, dim=1)
         repeats = delta.value_heads // delta.key_heads
         q, k = (

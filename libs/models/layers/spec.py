@@ -57,6 +57,15 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries are multiplied by 1 + share * log(1 + position // every) (Llama 4)."""
+
+    share: float
+    every: int
+    """Positions; queries before that one are not changed."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaSpec:
     """A gated delta net."""
 
@@ -76,6 +85,18 @@ class DeltaSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvolutionSpec:
+    """A short convolution."""
+
+    width: int
+    """Number of tokens that it covers."""
+    after: int
+    """How many of them follow the token; 0: causal."""
+    bias: bool
+    """Whether the convolution and both projections have a bias."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """Settings that may differ between layers."""
 
@@ -84,6 +105,7 @@ class LayerSpec:
     attention_norm: bool = True  # ModernBERT's first layer has none before its attention
     experts: int = 0  # of a mixture; 0: one feed-forward
     delta: DeltaSpec | None = None  # a gated delta net in place of attention, always causal
+    convolution: ConvolutionSpec | None = None  # a short convolution in place of attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +165,8 @@ class EncoderSpec:
     """Indices of `layers` in computation order, with repetitions (ALBERT); empty: each once."""
     softcap: float | None = None
     """Replaces attention scores by softcap * tanh(scores / softcap) (Gemma 2)."""
+    growth: QueryGrowth | None = None
+    """The growth of queries with their position (Ministral 3)."""
 
     @property
     def shared(self) -> int:
