@@ -151,6 +151,7 @@ def score(
     with run.sending(
         "documents", "scoring", "a ranking is complete when all documents are scored"
     ) as on_progress:
+        options: LongTextOptions = {**serving, "on_progress": on_progress}
         result = open_client().score(
             model,
             query,
@@ -158,7 +159,7 @@ def score(
             instruction=instruction,
             scale=scale,
             top_n=top_n,
-            **{**serving, "on_progress": on_progress},
+            **options,
         )
     report_ranking(run, result, query)
 
