@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
@@ -38,8 +38,9 @@ from services.router.in_flight import DividedAnswers, InFlightMemory, Reservatio
 from services.router.lanes import codec
 from services.router.lanes.chunks import Parts
 from services.router.lanes.codec import JobHeader, Request, Response
-from services.router.lanes.dispatch import Dispatcher, PendingRequest, Plan
+from services.router.lanes.dispatch import Answered, Dispatcher, PendingRequest, Plan, Streamed
 from services.router.lanes.streamed import StreamedTexts
+from services.router.lanes.streamed_chunks import ChunkPart, StreamedChunks
 from services.router.state.aliases import resolve
 
 SPLIT_IN_THREAD_BYTES: Final = 256 * 1024
@@ -132,18 +133,17 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         begin = time.perf_counter()
         reservation = self._hold(request, context)
         alias = await self._resolve(request)
-        parts = Parts(request.expect_embedding_id)
-        with await self._begin(
-            request, check_encode, context.time_remaining(), reservation, whole=False
-        ) as pending:
-            for index in range(pending.jobs):
-                answer = await pending.take_answer(index)
-                total_seconds = time.perf_counter() - begin if answer.is_last else None
-                messages = parts.messages(
-                    codec.encode_answer(answer.response), total_seconds=total_seconds
-                )
-                size = answer.size
-                del answer  # Free it and its messages while waiting for the next one.
+        parts, streamed = (
+            Parts(request.expect_embedding_id),
+            StreamedChunks(reservation.hold_streamed),
+        )
+        seconds = context.time_remaining()
+        answering = asyncio.create_task(self._answer(request, seconds, reservation, streamed))
+        answering.add_done_callback(lambda _: streamed.end())
+        try:
+            async for found in streamed.read():
+                size, messages = found.size, _messages(parts, found, begin)
+                del found  # Free it and its messages while waiting for the next one.
                 while (
                     message := await _maybe_in_thread(size, partial(next, messages, None))
                 ) is not None:
@@ -151,6 +151,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     yield message
                 del messages
                 reservation.release_streamed(size)
+            await answering
+        finally:
+            answering.cancel()
 
     async def Score(
         self,
@@ -258,6 +261,21 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         call = current_call()
         return self._in_flight.reserve(len(call.body), call.tenant, rpc, codec.count_parts(request))
 
+    async def _answer(
+        self,
+        request: pb.EncodeRequest,
+        client_seconds: float | None,
+        reservation: Reservation,
+        streamed: StreamedChunks,
+    ) -> None:
+        """Pass on the answers to all jobs of a request, in order, and the chunks before them."""
+        early = streamed if request.HasField("chunking") else None
+        with await self._begin(
+            request, check_encode, client_seconds, reservation, whole=False, streamed=early
+        ) as pending:
+            for index in range(pending.jobs):
+                streamed.answer(await pending.take_answer(index))
+
     async def _run(
         self,
         request: _Request,
@@ -282,7 +300,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         reservation: Reservation,
         *,
         whole: bool,
-        streamed: StreamedTexts | None = None,
+        streamed: Streamed | None = None,
     ) -> PendingRequest:
         """Admit and enqueue a request, and return when all its jobs are answered, or the first one
         if not `whole`.
@@ -327,7 +345,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         deadline: Deadline,
         reservation: Reservation,
         whole: bool,
-        streamed: StreamedTexts | None,
+        streamed: Streamed | None,
     ) -> PendingRequest:
         lane = context.lane
         with traces.sending(traces.lane_name(lane.pool, lane.model, lane.adapter)) as span:
@@ -347,7 +365,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             if price.answer_bytes:
                 most = price.answer_bytes + answer_bounds.FRAME_BYTES * len(plan.jobs)
                 on_answer = DividedAnswers(on_answer, most, is_streamed=not whole).add
-            if streamed is not None:
+            if isinstance(streamed, StreamedTexts):
                 streamed.first_items = plan.first_items
             return await self._dispatcher.begin(
                 plan, deadline, on_answer, awaited=awaited, streamed=streamed
@@ -439,6 +457,20 @@ def _plan(
     return Plan(
         lane, jobs, context.throughput, context.unknown is not None, [part.first for part in parts]
     )
+
+
+def _messages(
+    parts: Parts, found: ChunkPart | Answered, begin: float
+) -> Iterator[pb.EncodeResponse]:
+    """Return the messages of EncodeStream for chunks, or for the answer to a job.
+
+    Args:
+        begin: When the call began, by `time.perf_counter`.
+    """
+    if isinstance(found, ChunkPart):
+        return iter((parts.early(found.chunks),))
+    total_seconds = time.perf_counter() - begin if found.is_last else None
+    return parts.messages(codec.encode_answer(found.response), total_seconds=total_seconds)
 
 
 def _set_alias(response: Response, alias: pb.ResolvedAlias | None) -> None:

@@ -50,6 +50,9 @@ class RecordedOutcomes:
     def failed(self, job: HeldJob, error: ShoalError) -> None:
         self.broken[job] = error
 
+    def computed(self, job: HeldJob) -> None:
+        """Ignored."""
+
     def stream(self, job: HeldJob, index: int, ids: list[int]) -> None:
         raise NotImplementedError("no job of these tests is read along")
 

@@ -225,6 +225,8 @@ class Chunks:
         texts: The texts of the items that are texts.
         pages: The page on which each chunk begins, 0 for a text; None if no item is a document.
         chunk_texts: The text of each chunk, if the mesh returned it.
+        continues: The first chunks are further ones of the last item of the part before; only in
+            a part of a stream.
     """
 
     offsets: Integers  # [items + 1]
@@ -234,6 +236,7 @@ class Chunks:
     texts: Sequence[str] = ()
     pages: Integers | None = None  # [chunks]
     chunk_texts: Sequence[str] = ()  # [chunks]
+    continues: bool = False
 
     def __repr__(self) -> str:
         return f"Chunks({len(self)} items, {len(self.starts)} chunks)"

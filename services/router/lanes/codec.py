@@ -178,7 +178,7 @@ def job_result(data: bytes) -> Response:
         raise InternalError("a worker's result is not a JobResult") from None
     outcome = result.WhichOneof("outcome")
     if outcome == "encode":
-        return _whole_encode(result.encode)
+        return checked_encode(result.encode)
     if outcome == "score":
         _check_tensor(result.score.scores, "scores", 1)
         return result.score
@@ -206,7 +206,7 @@ def from_failure(failure: worker_pb2.Failure) -> ShoalError:
     )
 
 
-def _whole_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
+def checked_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
     """Validate that shapes fit the bytes, and that offsets rise and end at the last value. Merging
     and clients rely on this.
     """

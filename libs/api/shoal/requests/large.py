@@ -124,7 +124,9 @@ class EncodeSink:
                 raise InternalError(
                     f"the mesh returned {count} rows for {len(result.chunks.starts)} chunks"
                 )
-            count = len(result.chunks)
+            if result.chunks.continues and not self._parts:
+                raise InternalError("the mesh's first chunks continue an item before them")
+            count = len(result.chunks) - result.chunks.continues
         elif "dense" in result.representations:
             array = self._rows.put(self._first + self._count, result.vectors.array)
             result = replace(result, _vectors=replace(result.vectors, array=array))
