@@ -290,6 +290,8 @@ class EncodeResult:
     """The models of the alias by which the call named its model; None for a model id."""
     other: EncodeResult | None = None
     """The vectors by the other model of the alias, of a call with `both_models` during a change."""
+    first_item: int = 0
+    """The item of the call to which the first row belongs; above 0 only of `encode_stream`."""
 
     def __repr__(self) -> str:
         parts = {"dense": self._vectors, "sparse": self._sparse, "multi_vector": self._multi_vector}

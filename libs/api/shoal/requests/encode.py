@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.errors import EmbeddingIdMismatch, InternalError
+from shoal.requests import codec
 from shoal.requests.arguments import (
     Options,
     SharedFiles,
@@ -16,7 +17,7 @@ from shoal.requests.arguments import (
     most_items,
 )
 from shoal.requests.chunks import ChunkPlan, with_texts
-from shoal.requests.large import EncodeSink, Rows, is_large
+from shoal.requests.large import EncodeSink, Rows, is_large, rows_of
 from shoal.requests.merging import merge_encode
 from shoal.requests.plan import Plan
 from shoal.requests.skipping import no_vectors, with_skipped_vectors
@@ -126,6 +127,21 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
             self._chunks.complete(request.items, places)
         return request
 
+    def whole(self) -> pb.EncodeRequest:
+        """Return all items in one request. Raises InvalidInput for an invalid one."""
+        return self.build(range(len(self._items)))
+
+    def part(self, result: EncodeResult, first: int) -> EncodeResult:
+        """Return a part of a result with its place: it begins with item `first`, or continues it.
+        Raises InternalError.
+        """
+        self._check_division(result)
+        self._check_id(result.embedding_id)
+        if result.is_divided:
+            items = self._items[first : first + len(result.chunks)]
+            result = with_texts(result, items)
+        return replace(result, first_item=first)
+
     def sink(self, places: Sequence[int]) -> EncodeSink:
         if isinstance(places, range):
             return EncodeSink(self._rows, places[0], len(places))
@@ -140,11 +156,14 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
             )
         merged = merge_encode(results)
         self._check_id(merged.embedding_id)
-        if (self._chunks is None) == merged.is_divided:
+        self._check_division(merged)
+        return merged if self._chunks is None or self.invalid else with_texts(merged, self._items)
+
+    def _check_division(self, found: EncodeResult) -> None:
+        if (self._chunks is None) == found.is_divided:
             raise InternalError(
                 "the mesh divided items that were to be whole, or did not divide others"
             )
-        return merged if self._chunks is None or self.invalid else with_texts(merged, self._items)
 
     def _check_id(self, found: str) -> None:
         """Raise EmbeddingIdMismatch for other vectors, which a mesh that is too old returns."""
@@ -162,3 +181,23 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
     ) -> EncodeResult:
         found = with_skipped_vectors(result, kept, skipped)
         return found if self._chunks is None else with_texts(found, self._items)
+
+
+class EncodeParts:
+    """The results of the messages of one stream, in order."""
+
+    def __init__(self, plan: EncodePlan) -> None:
+        self._plan = plan
+        self._items = 0
+
+    def request(self) -> pb.EncodeRequest:
+        """Return all items in one request. Raises InvalidInput for an invalid one."""
+        return self._plan.whole()
+
+    def take(self, reply: pb.EncodeResponse) -> EncodeResult:
+        """Return the result of the next message. Raises InternalError if it cannot be read."""
+        result = codec.encode_result(reply)
+        count = len(result.chunks) if result.is_divided else rows_of(result)
+        first = self._items - (result.is_divided and result.chunks.continues)
+        self._items = first + count
+        return self._plan.part(result, first)

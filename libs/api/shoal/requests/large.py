@@ -118,7 +118,7 @@ class EncodeSink:
     def take(self, reply: inference_pb2.EncodeResponse) -> None:
         """Raise InternalError if the message cannot be read or does not fit."""
         result = codec.encode_result(reply)
-        count = _rows_of(result)
+        count = rows_of(result)
         if result.is_divided:  # How many rows there will be is not known before the last message.
             if len(result.chunks.starts) != count:
                 raise InternalError(
@@ -142,7 +142,8 @@ class EncodeSink:
         return merge_encode(self._parts)
 
 
-def _rows_of(result: EncodeResult) -> int:
+def rows_of(result: EncodeResult) -> int:
+    """Return the number of rows. Raises InternalError if the representations differ in it."""
     forms = result.representations
     counts = {
         *([len(result.dense)] if "dense" in forms else []),
