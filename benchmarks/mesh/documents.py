@@ -2,7 +2,7 @@
 
 A PDF file of 300 pages and an HTML file of 5 MB, with the text of the documentation in Python's
 standard library, are sent to a mesh of one router and one worker of two threads, whose model is
-all-MiniLM-L6-v2. Each file is sent by `encode_stream` and by `encode`. Reported are the seconds
+all-MiniLM-L6-v2, or its first layers. Each file is sent by `encode_stream` and by `encode`. Reported are the seconds
 until the first chunk and until the last one, and the peak memory (VmHWM) of the router, of the
 worker, and of the process that reads the document.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import html
+import json
 import sys
 import sysconfig
 import tempfile
@@ -169,6 +170,7 @@ def measure(client: shoal.Client, name: str, data: bytes, pids: Mapping[str, int
 def main(
     rounds: Annotated[int, typer.Option(help="Calls of each kind.")] = 2,
     html_bytes: Annotated[int, typer.Option(help="Size of the HTML file.")] = HTML_BYTES,
+    layers: Annotated[int, typer.Option(help="Layers of the model, of six.")] = 6,
 ) -> None:
     """Measure, and print a table."""
     from services.local.settings import packaged_minilm
@@ -180,9 +182,7 @@ def main(
     found: list[Found] = []
     with tempfile.TemporaryDirectory(prefix="documents-") as directory:
         models = Path(directory) / "models"
-        link = models / "sentence-transformers" / "all-MiniLM-L6-v2"
-        link.parent.mkdir(parents=True)
-        link.symlink_to(root)
+        _write_model(root, models / "sentence-transformers" / "all-MiniLM-L6-v2", layers)
         threads = {"SHOAL_THREADS": "2"}
         with Cluster(Path(directory), models=str(models), environment=threads) as cluster:
             pids = {role: cluster.processes[f"{role}-0"].pid for role in ("router", "worker")}
@@ -192,6 +192,18 @@ def main(
                     for name, data in files.items():
                         found += measure(client, f"{name} ({len(data):,} bytes)", data, pids)
     show(found)
+
+
+def _write_model(root: Path, directory: Path, layers: int) -> None:
+    """Link to the files of a model, with a configuration of fewer layers."""
+    for file in root.rglob("*"):
+        if file.is_file():
+            link = directory / file.relative_to(root)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.resolve())
+    config = json.loads((directory / "config.json").read_text()) | {"num_hidden_layers": layers}
+    (directory / "config.json").unlink()
+    (directory / "config.json").write_text(json.dumps(config))
 
 
 def show(found: list[Found]) -> None:
