@@ -1,10 +1,11 @@
 """Measure a long document in chunks: `python -m benchmarks.mesh.documents`.
 
 A PDF file of 300 pages and an HTML file of 5 MB, with the text of the documentation in Python's
-standard library, are sent to a mesh of one router and one worker of two threads, whose model is
-all-MiniLM-L6-v2, or its first layers. Each file is sent by `encode_stream` and by `encode`. Reported are the seconds
-until the first chunk and until the last one, and the peak memory (VmHWM) of the router, of the
-worker, and of the process that reads the document.
+standard library, are sent to a mesh of one router and one worker of two threads. The model is
+all-MiniLM-L6-v2, or its first layers. Each file is sent by `encode_stream` and by `encode`, HTML in
+ranges of pages, since an item has at most 1 MiB of text. Reported are the seconds until the first
+chunk and until the last one, and the peak memory (VmHWM) of the router, of the worker, and of the
+process that reads the document.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import ast
 import html
 import json
+import shutil
 import sys
 import sysconfig
 import tempfile
@@ -26,6 +28,7 @@ import shoal
 import typer
 from rich.console import Console
 from rich.table import Table
+from shoal.tasks import Item
 
 from benchmarks.common.machine import machine
 
@@ -33,6 +36,8 @@ PAGES: Final = 300
 LINES: Final = 23
 LINE_CHARACTERS: Final = 130
 HTML_BYTES: Final = 5_000_000
+ITEM_PAGES: Final = 3
+"""Pages of HTML in an item: one has at most 256 KiB, and an item 1 MiB."""
 CHUNKING: Final = shoal.Chunking(max_tokens=200)
 MIB: Final = 1 << 20
 
@@ -144,27 +149,41 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def measure(client: shoal.Client, name: str, data: bytes, pids: Mapping[str, int]) -> list[Found]:
+def ranges(data: bytes) -> list[Item]:
+    """Return a file as items of as many pages as surely fit into one."""
+    from libs.documents.layer import read_text_layer
+
+    if data.startswith(b"%PDF"):
+        return [shoal.Document(data)]
+    pages, _ = read_text_layer(data, 1, 1)
+    return [
+        shoal.Document(data, first, min(first + ITEM_PAGES - 1, pages))
+        for first in range(1, pages + 1, ITEM_PAGES)
+    ]
+
+
+def measure(
+    client: shoal.Client, name: str, items: list[Item], pids: Mapping[str, int]
+) -> list[Found]:
     """Send a file in both ways, and check that both have the same chunks."""
     from services.local.settings import MINILM
 
-    document = shoal.Document(data)
     with Watch(pids) as watch:
         begin, first = time.perf_counter(), 0.0
         streamed: list[tuple[int, int]] = []
-        for part in client.encode_stream(MINILM, [document], role="document", chunking=CHUNKING):
+        for part in client.encode_stream(MINILM, items, role="document", chunking=CHUNKING):
             first = first or time.perf_counter() - begin
             streamed += [(chunk.start, chunk.end) for own in part.chunks for chunk in own]
         seconds = time.perf_counter() - begin
     stream = Found(f"{name}, encode_stream", len(streamed), first, seconds, watch.peaks)
     with Watch(pids) as watch:
         begin = time.perf_counter()
-        result = client.encode(MINILM, [document], role="document", chunking=CHUNKING)
+        result = client.encode(MINILM, items, role="document", chunking=CHUNKING)
         seconds = time.perf_counter() - begin
-    (own,) = result.chunks
-    if streamed != [(chunk.start, chunk.end) for chunk in own]:
+    whole = [(chunk.start, chunk.end) for own in result.chunks for chunk in own]
+    if streamed != whole:
         raise RuntimeError("the stream has other chunks than the answer")
-    return [stream, Found(f"{name}, encode", len(own), seconds, seconds, watch.peaks)]
+    return [stream, Found(f"{name}, encode", len(whole), seconds, seconds, watch.peaks)]
 
 
 def main(
@@ -190,20 +209,26 @@ def main(
             with shoal.Client(cluster.address, timeout=1200.0) as client:
                 for _ in range(rounds):
                     for name, data in files.items():
-                        found += measure(client, f"{name} ({len(data):,} bytes)", data, pids)
+                        label = f"{name} ({len(data):,} bytes)"
+                        found += measure(client, label, ranges(data), pids)
     show(found)
 
 
 def _write_model(root: Path, directory: Path, layers: int) -> None:
-    """Link to the files of a model, with a configuration of fewer layers."""
-    for file in root.rglob("*"):
-        if file.is_file():
-            link = directory / file.relative_to(root)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(file.resolve())
-    config = json.loads((directory / "config.json").read_text()) | {"num_hidden_layers": layers}
-    (directory / "config.json").unlink()
-    (directory / "config.json").write_text(json.dumps(config))
+    """Copy a model with its first layers only."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(root, directory)
+    config, weights = directory / "config.json", directory / "model.safetensors"
+    values = json.loads(config.read_text()) | {"num_hidden_layers": layers}
+    left_out = tuple(f"encoder.layer.{layer}." for layer in range(layers, 6))
+    tensors = {
+        name: tensor for name, tensor in load_file(weights).items() if not name.startswith(left_out)
+    }
+    for file in (config, weights):
+        file.unlink()
+    config.write_text(json.dumps(values))
+    save_file(tensors, weights, metadata={"format": "pt"})
 
 
 def show(found: list[Found]) -> None:

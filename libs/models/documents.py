@@ -244,7 +244,7 @@ class _Opening:
     def add_pages(self, part: Part, left: _Left, found: JoinedText) -> Iterator[None]:
         """Add the text of all requested pages of a part that is a document, and yield after each.
 
-        Raises InvalidInput, also if they exceed what is left.
+        Raises InvalidInput, also if they exceed `left`.
         """
         spent = _Spent()
         if not isinstance(part.content, DocumentFile):

@@ -23,10 +23,10 @@ from libs.models.work import (
 
 @runtime_checkable
 class ComputesChunks(Protocol):
-    """A model whose first chunks can be computed and sent while later ones are prepared."""
+    """A model of which the first chunks can be computed and sent while others are prepared."""
 
     def prepare_parts(self, work: Work, check_cancelled: CancelCheck) -> Iterator[Prepared]:
-        """Tokenise a job, and yield what is prepared of it so far.
+        """Tokenise a job, and yield its prepared part as it grows.
 
         Each result has the sequences of the one before, in the same order, and the last one has all
         of them. Raises as `Model.prepare`.

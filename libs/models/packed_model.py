@@ -150,7 +150,7 @@ class PackedModel:
     def prepare_parts(
         self, work: Work, check_cancelled: CancelCheck = never_cancelled
     ) -> Iterator[Prepared]:
-        """Tokenise a job, and yield what is prepared of it so far.
+        """Tokenise a job, and yield its prepared part as it grows.
 
         Each result has the sequences of the one before, in the same order, and the last one has all
         of them: more than one for texts that are read and divided into chunks. Raises as `prepare`.

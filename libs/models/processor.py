@@ -35,7 +35,7 @@ class PreparesParts(Protocol):
     """
 
     def prepare_parts(self, work: EncodeWork, check_cancelled: CancelCheck) -> Iterator[Prepared]:
-        """Prepare a job, and yield what is prepared of it so far; the last result is all of it."""
+        """Prepare a job, and yield its prepared part as it grows; the last result is all of it."""
 
     def finish_rows(
         self, prepared: Prepared, outputs: Mapping[int, Output], first: int, most_bytes: int
@@ -46,7 +46,7 @@ class PreparesParts(Protocol):
 def prepare_parts(
     processor: Processor, work: ModelWork, check_cancelled: CancelCheck
 ) -> Iterator[Prepared]:
-    """Yield what is prepared of a job so far: all of it at a time unless the processor
+    """Yield the prepared part of a job as it grows: all of it at a time unless the processor
     `PreparesParts`.
     """
     if isinstance(processor, PreparesParts) and isinstance(work, EncodeWork):

@@ -167,7 +167,7 @@ class EncodeWork:
         """Return the beginning of a text, and whether that is all of it.
 
         Args:
-            characters: At least so many are returned of a longer text.
+            characters: The minimum to return of a longer text.
         """
         document = self.documents.get(index)
         if document is None:

@@ -138,7 +138,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             StreamedChunks(reservation.hold_streamed),
         )
         seconds = context.time_remaining()
-        answering = asyncio.create_task(self._answer(request, seconds, reservation, streamed))
+        answering = asyncio.create_task(
+            self._stream_answers(request, seconds, reservation, streamed)
+        )
         answering.add_done_callback(lambda _: streamed.end())
         try:
             async for found in streamed.read():
@@ -261,7 +263,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         call = current_call()
         return self._in_flight.reserve(len(call.body), call.tenant, rpc, codec.count_parts(request))
 
-    async def _answer(
+    async def _stream_answers(
         self,
         request: pb.EncodeRequest,
         client_seconds: float | None,
@@ -274,7 +276,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             request, check_encode, client_seconds, reservation, whole=False, streamed=early
         ) as pending:
             for index in range(pending.jobs):
-                streamed.answer(await pending.take_answer(index))
+                streamed.add_answer(await pending.take_answer(index))
 
     async def _run(
         self,

@@ -100,7 +100,7 @@ async def test_stream_adds_up_to_the_answer_through_every_router(
         async with shoal.AsyncClient(address, timeout=300) as client:
             items: list[Item] = ["One sentence.", BOOK, WORDS[:3000]]
             whole = await client.encode(MINILM, items, chunking=chunking)
-            # The first ones are part of one message if a process has no core meanwhile.
+            # Fewer if a process has no core while the chunks are computed.
             for _ in rounds(10, "a document came in three messages"):
                 parts = await read(client, items, chunking)
                 check(parts, whole)

@@ -25,7 +25,7 @@ from tests.parity.test_hybrid import write_m3
 from tests.support.texts import texts
 
 TEXTS = [" ".join(texts(20, shortest=5, longest=20, seed=seed)) for seed in (1, 2)]
-MOST = 1 << 30
+MAX_PART_BYTES = 1 << 30
 
 
 def nothing() -> None:
@@ -156,7 +156,7 @@ def check(
     assert items == np.diff(whole.chunks.offsets).tolist()
 
 
-@pytest.mark.parametrize("most_bytes", [1, 2000, MOST])
+@pytest.mark.parametrize("most_bytes", [1, 2000, MAX_PART_BYTES])
 @pytest.mark.parametrize("late", [False, True])
 def test_vectors_of_computed_chunks_are_those_of_the_answer(
     embedder: PackedModel, late: bool, most_bytes: int
@@ -185,9 +185,10 @@ def test_sparse_vector_that_may_be_cut_is_left_to_the_answer(hybrid: PackedModel
     work = EncodeWork(TEXTS, representations=("sparse",), chunking=Chunking(max_tokens=12))
     prepared = hybrid.prepare(work)
     known = dict(enumerate(hybrid.forward_all(prepared)))
-    assert hybrid.finish_rows(prepared, known, 0, MOST) is not None
+    assert hybrid.finish_rows(prepared, known, 0, MAX_PART_BYTES) is not None
     assert (
-        hybrid.finish_rows(replace(prepared, answer_bytes=8 * MAX_CHUNKS), known, 0, MOST) is None
+        hybrid.finish_rows(replace(prepared, answer_bytes=8 * MAX_CHUNKS), known, 0, MAX_PART_BYTES)
+        is None
     )
 
 
@@ -195,9 +196,9 @@ def test_output_that_is_not_finite_ends_the_computed_chunks(embedder: PackedMode
     prepared = embedder.prepare(EncodeWork(TEXTS, chunking=Chunking(max_tokens=7)))
     known = dict(enumerate(embedder.forward_all(prepared)))
     known[2] = cast("np.ndarray[tuple[int], np.dtype[np.float32]]", known[2]) * np.float32("nan")
-    found = embedder.finish_rows(prepared, known, 0, MOST)
+    found = embedder.finish_rows(prepared, known, 0, MAX_PART_BYTES)
     assert found is not None
     assert found.chunks is not None
     assert len(found.chunks.starts) == 2
-    assert embedder.finish_rows(prepared, known, 2, MOST) is None
-    assert embedder.finish_rows(prepared, {}, 0, MOST) is None
+    assert embedder.finish_rows(prepared, known, 2, MAX_PART_BYTES) is None
+    assert embedder.finish_rows(prepared, {}, 0, MAX_PART_BYTES) is None

@@ -436,7 +436,7 @@ async def streamed_of(
     for first, end in parts:
         streamed.add(0, part_of(whole, first, end))
     for job in range(jobs):
-        streamed.answer(Answered(whole, whole.ByteSize(), job == jobs - 1))
+        streamed.add_answer(Answered(whole, whole.ByteSize(), job == jobs - 1))
     streamed.end()
     messages: list[pb.EncodeResponse] = []
     early = 0
@@ -455,7 +455,7 @@ async def streamed_of(
     [
         ([], 0),
         ([(0, 1), (1, 4)], 2),
-        ([(0, 4), (0, 2), (3, 4)], 1),  # another worker began anew
+        ([(0, 4), (0, 2), (3, 4)], 1),  # another worker began again
         ([(0, 4), (2, 7), (0, 9)], 3),
         ([(2, 4), (0, 1), (4, 5)], 1),  # a part was lost
     ],
@@ -474,9 +474,9 @@ async def test_parts_of_a_later_job_wait_for_the_jobs_before_it() -> None:
     streamed = StreamedChunks(lambda size: None)
     streamed.add(1, part_of(whole, 0, 3))
     streamed.add(0, part_of(whole, 0, 1))
-    streamed.answer(Answered(whole, 1, is_last=False))
+    streamed.add_answer(Answered(whole, 1, is_last=False))
     streamed.add(0, part_of(whole, 1, 2))
-    streamed.answer(Answered(whole, 1, is_last=True))
+    streamed.add_answer(Answered(whole, 1, is_last=True))
     streamed.end()
     messages: list[pb.EncodeResponse] = []
     kinds = ""

@@ -91,7 +91,7 @@ class AsyncClient(ClientBase):
 
         Each `EncodeResult` has the next rows. With `chunking`, `result.chunks[0]` is of item
         `result.first_item`, and the next result may have more of it; without, row 0 is of that
-        item. The results add up to that of `encode`, whose arguments these are. The call is one
+        item. The results add up to that of `encode`, which explains the arguments. The call is one
         request and is not retried. Raises ShoalError.
         """
         encoding = Encoding(
@@ -242,7 +242,7 @@ class Client(ClientBase):
 
         Each `EncodeResult` has the next rows. With `chunking`, `result.chunks[0]` is of item
         `result.first_item`, and the next result may have more of it; without, row 0 is of that
-        item. The results add up to that of `encode`, whose arguments these are. The call is one
+        item. The results add up to that of `encode`, which explains the arguments. The call is one
         request and is not retried. Raises ShoalError.
         """
         encoding = Encoding(

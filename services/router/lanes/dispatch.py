@@ -70,7 +70,7 @@ class Answered:
 
 
 class Streamed(Protocol):
-    """What a request streams to its client before the answers."""
+    """Receives parts of a request's answers, to stream them to its client."""
 
     def add(self, job: int, part: worker_pb2.WrittenText) -> None:
         """Add a part of the answer to the request's job `job`. It may be lost or repeated."""

@@ -91,7 +91,7 @@ class StreamedChunks:
         else:
             known.waiting.append(found)
 
-    def answer(self, found: Answered) -> None:
+    def add_answer(self, found: Answered) -> None:
         """Add the answer to the first job without one."""
         self._jobs.pop(self._current, None)
         self._current += 1

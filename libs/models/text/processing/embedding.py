@@ -156,7 +156,7 @@ class EmbeddingProcessor:
     def prepare_parts(
         self, work: EncodeWork, check_cancelled: CancelCheck = never_cancelled
     ) -> Iterator[Prepared]:
-        """Prepare a job, and yield what is prepared of it so far as texts are read and divided.
+        """Prepare a job, and yield its prepared part as texts are read and divided.
 
         Each result has the sequences of the one before, in the same order, and the last one has all
         of them. Raises as `prepare`.
@@ -240,8 +240,8 @@ class EmbeddingProcessor:
         prompt: str,
         check_cancelled: CancelCheck,
     ) -> Iterator[Prepared]:
-        """Prepare each chunk as a separate text, preceded by its contexts. Yield what is prepared
-        so far.
+        """Prepare each chunk as a separate text, preceded by its contexts. Yield the prepared
+        part as it grows.
         """
         job = GrowingJob(work, "+".join(forms))
         room = self.longest(work.role) - self._text.frame_tokens - self._prompt_tokens(prompt)

@@ -3,8 +3,7 @@ clients of EncodeStream while later ones are computed.
 
 Not on the request path of the final answer. The runner passes on all tokens so far, or reports that
 chunks are computed. Only the newest state of each job is kept; every 50 ms, a thread converts it to
-text or vectors, which are sent to the router. The final answer contains everything, also what was
-streamed.
+text or vectors, which are sent to the router. The final answer also contains the streamed parts.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Outcomes(Protocol):
         """Stream an unfinished sequence. `ids` has all its tokens so far."""
 
     def computed(self, job: HeldJob) -> None:
-        """Report that sequences of an unfinished job are computed, whose chunks are streamed."""
+        """Report that sequences of a job with `streams_chunks` are computed."""
 
     def device_changed(self) -> None:
         """Report that a forward pass began, or that the device has nothing left to do."""

@@ -247,7 +247,7 @@ class Intake:
     def _prepare_work(
         self, held: HeldJob, work: Work, check_cancelled: CancelCheck
     ) -> Iterator[Prepared]:
-        """Yield what is prepared so far. The last result is the whole job."""
+        """Yield the prepared part of a job as it grows. The last result is the whole job."""
         model = held.resident.model
         work = with_truncation(work, model.card)
         if model.card.images is None:

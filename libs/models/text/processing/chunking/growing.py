@@ -1,7 +1,7 @@
 """The chunks of a job while its texts are read, and the vectors of those that were computed.
 
-A worker divides texts and computes vectors at the same time: `GrowingJob` collects what is
-prepared so far, and `computed_rows` selects the first chunks of which all vectors are computed, so
+A worker divides texts and computes vectors at the same time: `GrowingJob` collects the prepared
+chunks, and `computed_rows` selects the first chunks of which all vectors are computed, so
 that they can be sent before the answer.
 """
 
@@ -115,7 +115,7 @@ def notes_of(prepared: Prepared) -> Notes:
 
 
 class GrowingJob:
-    """What is prepared of a job with chunks, each of which is a sequence or was looked up."""
+    """The prepared part of a job with chunks, each of which is a sequence or was looked up."""
 
     def __init__(self, work: EncodeWork, head: str) -> None:
         self.work, self._head = work, head
@@ -160,7 +160,7 @@ class GrowingJob:
         self._cut += part.cut
 
     def prepared(self) -> Prepared:
-        """Return what is prepared so far. Earlier results stay valid for their sequences."""
+        """Return the prepared part. Earlier results stay valid for their sequences."""
         return Prepared(
             self.work,
             self._head if self._sequences else "sparse",
@@ -207,7 +207,7 @@ def computed_rows(
     """Return the next chunks from `first` on of which all vectors are computed; None without any.
 
     Args:
-        windows: The windows of each text whose chunks are late, in the order of the sequences;
+        windows: The windows of each text that has late chunks, in the order of the sequences;
             empty if each chunk is a sequence.
         offsets: The first chunk of each text, and the end.
         most_bytes: Of the vectors of all returned chunks, as they are computed. The first one may
