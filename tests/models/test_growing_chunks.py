@@ -19,7 +19,8 @@ from libs.models.model import ComputesChunks
 from libs.models.results import EncodeResult
 from libs.models.text.processing.chunking import dividing
 from libs.models.text.processing.chunking.dividing import MAX_CHUNKS
-from libs.models.work import Chunking, Output, Representation
+from libs.models.text.processing.chunking.growing import notes_of
+from libs.models.work import Chunking, ChunkMethod, Output, Representation
 from tests.mesh.conftest import write_late_interaction
 from tests.parity.test_hybrid import write_m3
 from tests.support.texts import texts
@@ -77,26 +78,40 @@ def test_first_chunks_are_prepared_before_the_last_pages_are_read(embedder: Pack
     assert first.fields == whole.fields
 
 
-@pytest.mark.parametrize(("most", "overlap"), [(20, 0), (300, 0), (40, 12)])
-def test_document_has_the_chunks_of_its_text_however_it_is_read(
-    embedder: PackedModel, most: int, overlap: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dividing, "WINDOW", 1000)
-    for method in ("sentences", "markdown", "tokens"):
-        chunking = Chunking(method, max_tokens=most, overlap=overlap, late=True)  # type: ignore[arg-type]
-        pages = PagedText(lambda found: (found.add(number, text) for number, text in PAGES))
-        document = embedder.prepare(EncodeWork([""], chunking=chunking, documents={0: pages}))
-        whole = embedder.prepare(
-            EncodeWork(["\n\n".join(text for _, text in PAGES)], chunking=chunking)
-        )
-        for name in ("starts", "ends", "tokens"):
-            assert getattr(document.notes.chunks, name) == getattr(whole.notes.chunks, name)  # type: ignore[union-attr]
-
-
 PAGES = [
-    (number, f"# Part {number}\n\n{text}")
+    f"# Part {number}\n\n{text}"
     for number, text in enumerate(texts(60, shortest=5, longest=40, seed=8), 1)
 ]
+
+
+def add_all_pages(found: JoinedText) -> Iterator[None]:
+    for number, text in enumerate(PAGES, 1):
+        found.add(number, text)
+        yield
+
+
+def chunks_of(model: PackedModel, work: EncodeWork) -> tuple[list[int], list[int], list[int]]:
+    """Return the beginnings, ends and tokens of a work's chunks."""
+    chunks = notes_of(model.prepare(work)).chunks
+    assert chunks is not None
+    return chunks.starts, chunks.ends, chunks.tokens
+
+
+@pytest.mark.parametrize("method", ["sentences", "markdown", "tokens"])
+@pytest.mark.parametrize(("most", "overlap"), [(20, 0), (300, 0), (40, 12)])
+def test_document_has_the_chunks_of_its_text_however_it_is_read(
+    embedder: PackedModel,
+    method: ChunkMethod,
+    most: int,
+    overlap: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dividing, "WINDOW", 1000)
+    chunking = Chunking(method, max_tokens=most, overlap=overlap, late=True)
+    pages = {0: PagedText(add_all_pages)}
+    assert chunks_of(embedder, EncodeWork([""], chunking=chunking, documents=pages)) == chunks_of(
+        embedder, EncodeWork(["\n\n".join(PAGES)], chunking=chunking)
+    )
 
 
 def rows(result: EncodeResult) -> list[tuple[object, ...]]:
