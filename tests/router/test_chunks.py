@@ -422,7 +422,7 @@ def part_of(whole: pb.EncodeResponse, first: int, end: int) -> worker_pb2.Writte
         for bound in bounds[bisect_right(bounds, first) - 1 : bisect_left(bounds, end) + 1]
     ]
     found.chunks.continues = first not in bounds
-    return worker_pb2.WrittenText(offset=first, chunks=found)
+    return worker_pb2.WrittenText(offset=first, chunks=found.SerializeToString())
 
 
 async def streamed_of(
@@ -495,25 +495,26 @@ async def test_parts_beyond_their_limit_are_left_to_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = answer(2, 3, 1, 4)
-    monkeypatch.setattr(streamed_chunks, "MAX_WAITING_BYTES", part_of(whole, 0, 3).ByteSize())
+    monkeypatch.setattr(streamed_chunks, "MAX_WAITING_BYTES", len(part_of(whole, 0, 3).chunks))
     messages, found = await streamed_of(whole, [(0, 3), (3, 5), (5, 7)])
     assert found == 1
     assert chunks_of(messages) == chunks_of([whole])
 
 
 async def test_malformed_part_is_dropped() -> None:
-    wrong = part_of(answer(2, 3), 0, 3)
-    wrong.chunks.chunks.ends.append(1)
+    wrong = pb.EncodeResponse.FromString(part_of(answer(2, 3), 0, 3).chunks)
+    wrong.chunks.ends.append(1)
     held: list[int] = []
     streamed = StreamedChunks(held.append)
-    streamed.add(0, wrong)
+    streamed.add(0, worker_pb2.WrittenText(chunks=wrong.SerializeToString()))
+    streamed.add(0, worker_pb2.WrittenText(chunks=b"\xff"))
     streamed.add(0, worker_pb2.WrittenText(text="text"))
     assert not held
 
 
 def test_answer_with_other_chunks_than_were_sent_is_refused() -> None:
     made = Parts()
-    made.early(part_of(answer(2, 3), 0, 3).chunks)
+    made.early(codec.encode_part(part_of(answer(2, 3), 0, 3).chunks))
     other = answer(2, 3)
     other.chunks.ends[1] += 1
     with pytest.raises(InternalError, match="into other chunks"):

@@ -178,7 +178,7 @@ def job_result(data: bytes) -> Response:
         raise InternalError("a worker's result is not a JobResult") from None
     outcome = result.WhichOneof("outcome")
     if outcome == "encode":
-        return checked_encode(result.encode)
+        return _whole_encode(result.encode)
     if outcome == "score":
         _check_tensor(result.score.scores, "scores", 1)
         return result.score
@@ -206,7 +206,15 @@ def from_failure(failure: worker_pb2.Failure) -> ShoalError:
     )
 
 
-def checked_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
+def encode_part(data: bytes) -> pb.EncodeResponse:
+    """Parse some chunks of a job's answer. Raises InternalError if they are malformed."""
+    try:
+        return _whole_encode(pb.EncodeResponse.FromString(data))
+    except DecodeError:
+        raise InternalError("a part of a worker's result is not an EncodeResponse") from None
+
+
+def _whole_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
     """Validate that shapes fit the bytes, and that offsets rise and end at the last value. Merging
     and clients rely on this.
     """

@@ -65,20 +65,16 @@ class StreamedChunks:
 
     def add(self, job: int, part: worker_pb2.WrittenText) -> None:
         """Add a part of the chunks of the request's job `job`."""
-        size = part.ByteSize()
-        if (
-            self._is_ended
-            or job < self._current
-            or not part.HasField("chunks")
-            or self._bytes + size > MAX_WAITING_BYTES
-        ):
-            return
-        known = self._jobs.setdefault(job, _Job())
-        end = part.offset + len(part.chunks.chunks.starts)
-        if part.offset > known.chunks or end <= known.chunks:
+        size, known = len(part.chunks), self._jobs.setdefault(max(job, self._current), _Job())
+        is_wanted = not self._is_ended and job >= self._current and size
+        if not is_wanted or self._bytes + size > MAX_WAITING_BYTES or part.offset > known.chunks:
             return
         try:
-            chunks = rows_from(codec.checked_encode(part.chunks), known.chunks - part.offset)
+            chunks = codec.encode_part(part.chunks)
+            end = part.offset + len(chunks.chunks.starts)
+            if end <= known.chunks:
+                return
+            chunks = rows_from(chunks, known.chunks - part.offset)
         except InternalError:
             return  # the answer is checked too, and fails the request
         known.chunks = end

@@ -291,13 +291,13 @@ def result_of(
     return message.SerializeToString()
 
 
-def part_of(
-    result: EncodeResult, *, revision: str, embedding_id: str
-) -> inference_pb2.EncodeResponse:
-    """Return some chunks of a job's answer, without its usage and timings."""
+def part_of(result: EncodeResult, *, revision: str, embedding_id: str) -> bytes:
+    """Return some chunks of a job's answer as a serialised EncodeResponse, without usage and
+    timings.
+    """
     response = _encode_response(result)
     response.model_revision, response.embedding_id = revision, embedding_id
-    return response
+    return response.SerializeToString()
 
 
 def failure_of(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Failure:

@@ -378,8 +378,8 @@ class WrittenText(_message.Message):
     page: int
     offset: int
     text: str
-    chunks: _inference_pb2.EncodeResponse
-    def __init__(self, job_id: _Optional[str] = ..., router: _Optional[str] = ..., batch_id: _Optional[str] = ..., item: _Optional[int] = ..., page: _Optional[int] = ..., offset: _Optional[int] = ..., text: _Optional[str] = ..., chunks: _Optional[_Union[_inference_pb2.EncodeResponse, _Mapping]] = ...) -> None: ...
+    chunks: bytes
+    def __init__(self, job_id: _Optional[str] = ..., router: _Optional[str] = ..., batch_id: _Optional[str] = ..., item: _Optional[int] = ..., page: _Optional[int] = ..., offset: _Optional[int] = ..., text: _Optional[str] = ..., chunks: _Optional[bytes] = ...) -> None: ...
 
 class WrittenResponse(_message.Message):
     __slots__ = ()

@@ -105,14 +105,14 @@ class StreamedParts:
             parts = await loop.run_in_executor(self._threads, _parts, texts)
             chunks = await loop.run_in_executor(self._threads, _chunk_parts, jobs)
             sent = await self._send_parts(
-                [part for _, _, part in parts] + [part for _, part in chunks]
+                [part for _, _, part in parts] + [part for _, _, part in chunks]
             )
             for held, index, part in parts if sent else ():
                 held.streamed[index] = held.streamed.get(index, "") + part.text
-            for held, part in chunks if sent else ():
-                held.streamed_chunks += len(part.chunks.chunks.starts)
-            is_full = sum(part.ByteSize() for _, part in chunks) >= MAX_CHUNKS_BYTES
-            for held in jobs if is_full else [held for held, _ in chunks]:  # they may have more
+            for held, count, _ in chunks if sent else ():
+                held.streamed_chunks += count
+            is_full = sum(len(part.chunks) for _, _, part in chunks) >= MAX_CHUNKS_BYTES
+            for held in jobs if is_full else [held for held, _, _ in chunks]:  # they may have more
                 self._computed.setdefault(held.number, held)
             await asyncio.sleep(INTERVAL_SECONDS if sent else FAILED_SECONDS)
         self._is_sending = False
@@ -172,21 +172,25 @@ def _parts(growing: Iterable[_GrowingText]) -> list[tuple[HeldJob, int, worker_p
     return found
 
 
-def _chunk_parts(jobs: Iterable[HeldJob]) -> list[tuple[HeldJob, worker_pb2.WrittenText]]:
+_ChunkPart = tuple[HeldJob, int, worker_pb2.WrittenText]
+"""A job, and the number of chunks of a part."""
+
+
+def _chunk_parts(jobs: Iterable[HeldJob]) -> list[_ChunkPart]:
     """Return the next chunks of each job that has some, of as many jobs as a call may carry. Runs
     in a thread.
     """
-    found: list[tuple[HeldJob, worker_pb2.WrittenText]] = []
+    found: list[_ChunkPart] = []
     size = 0
     for held in jobs:
         part = _chunk_part(held) if size < MAX_CHUNKS_BYTES else None
         if part is not None:
-            found.append((held, part))
-            size += part.ByteSize()
+            found.append(part)
+            size += len(part[-1].chunks)
     return found
 
 
-def _chunk_part(held: HeldJob) -> worker_pb2.WrittenText | None:
+def _chunk_part(held: HeldJob) -> _ChunkPart | None:
     model, job = held.resident.model, held.job
     if not isinstance(model, ComputesChunks):
         return None
@@ -195,15 +199,16 @@ def _chunk_part(held: HeldJob) -> worker_pb2.WrittenText | None:
         result = model.finish_rows(prepared, held.outputs, held.streamed_chunks, CHUNKS_PART_BYTES)
     except ShoalError:  # so does the answer
         return None
-    if result is None:
+    if result is None or result.chunks is None:
         return None
-    answer = codec.part_of(result, revision=model.card.revision, embedding_id=held.embedding_id)
-    if answer.ByteSize() > MAX_CHUNKS_BYTES:
+    chunks = codec.part_of(result, revision=model.card.revision, embedding_id=held.embedding_id)
+    if len(chunks) > MAX_CHUNKS_BYTES:
         return None
-    return worker_pb2.WrittenText(
+    part = worker_pb2.WrittenText(
         job_id=job.job_id,
         router=job.written_to,
         batch_id=held.lease.batch_id,
         offset=held.streamed_chunks,
-        chunks=answer,
+        chunks=chunks,
     )
+    return held, len(result.chunks.starts), part
