@@ -1,11 +1,11 @@
 """Measure a long document in chunks: `python -m benchmarks.mesh.documents`.
 
 A PDF file of 300 pages and an HTML file of 5 MB, with the text of the documentation in Python's
-standard library, are sent to a mesh of one router and one worker of two threads. The model is
-all-MiniLM-L6-v2, or its first layers. Each file is sent by `encode_stream` and by `encode`, HTML in
-ranges of pages, since an item has at most 1 MiB of text. Reported are the seconds until the first
-chunk and until the last one, and the peak memory (VmHWM) of the router, of the worker, and of the
-process that reads the document.
+standard library, are sent to a mesh of one router and one worker. The model is all-MiniLM-L6-v2, or
+its first layers. Each file is sent by `encode_stream` and by `encode`, HTML in ranges of pages,
+since an item has at most 1 MiB of text. Reported are the seconds until the first chunk and until
+the last one, and the peak memory (VmHWM) of the router, of the worker, and of the process that
+reads the document.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def ranges(data: bytes) -> list[Item]:
 
 def measure(
     client: shoal.Client, name: str, items: list[Item], pids: Mapping[str, int]
-) -> list[Found]:
+) -> Iterator[Found]:
     """Send a file in both ways, and check that both have the same chunks."""
     from services.local.settings import MINILM
 
@@ -175,7 +175,7 @@ def measure(
             first = first or time.perf_counter() - begin
             streamed += [(chunk.start, chunk.end) for own in part.chunks for chunk in own]
         seconds = time.perf_counter() - begin
-    stream = Found(f"{name}, encode_stream", len(streamed), first, seconds, watch.peaks)
+    yield Found(f"{name}, encode_stream", len(streamed), first, seconds, watch.peaks)
     with Watch(pids) as watch:
         begin = time.perf_counter()
         result = client.encode(MINILM, items, role="document", chunking=CHUNKING)
@@ -183,13 +183,14 @@ def measure(
     whole = [(chunk.start, chunk.end) for own in result.chunks for chunk in own]
     if streamed != whole:
         raise RuntimeError("the stream has other chunks than the answer")
-    return [stream, Found(f"{name}, encode", len(whole), seconds, seconds, watch.peaks)]
+    yield Found(f"{name}, encode", len(whole), seconds, seconds, watch.peaks)
 
 
 def main(
     rounds: Annotated[int, typer.Option(help="Calls of each kind.")] = 2,
     html_bytes: Annotated[int, typer.Option(help="Size of the HTML file.")] = HTML_BYTES,
     layers: Annotated[int, typer.Option(help="Layers of the model, of six.")] = 6,
+    threads: Annotated[int, typer.Option(help="Threads of the model.")] = 2,
 ) -> None:
     """Measure, and print a table."""
     from services.local.settings import packaged_minilm
@@ -202,15 +203,17 @@ def main(
     with tempfile.TemporaryDirectory(prefix="documents-") as directory:
         models = Path(directory) / "models"
         _write_model(root, models / "sentence-transformers" / "all-MiniLM-L6-v2", layers)
-        threads = {"SHOAL_THREADS": "2"}
-        with Cluster(Path(directory), models=str(models), environment=threads) as cluster:
+        settings = {"SHOAL_THREADS": str(threads), "SHOAL_CONNECTION_SECONDS": "0"}
+        with Cluster(Path(directory), models=str(models), environment=settings) as cluster:
             pids = {role: cluster.processes[f"{role}-0"].pid for role in ("router", "worker")}
             files = {"PDF, 300 pages": pdf_file(), "HTML": html_file(html_bytes)}
             with shoal.Client(cluster.address, timeout=1200.0) as client:
                 for _ in range(rounds):
                     for name, data in files.items():
                         label = f"{name} ({len(data):,} bytes)"
-                        found += measure(client, label, ranges(data), pids)
+                        for one in measure(client, label, ranges(data), pids):
+                            print(one, file=sys.stderr, flush=True)
+                            found.append(one)
     show(found)
 
 
