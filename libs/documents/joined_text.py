@@ -1,4 +1,4 @@
-"""Join the texts of a document's pages, and find the page of a position in the joined text. Pure.
+"""Join the texts of a document's pages, and find the page of a position in the joined text.
 
 The form is part of the API (`Chunking` in protos/shoal/v1/inference.proto), because the offsets of
 chunks count in it:
@@ -12,6 +12,7 @@ chunks count in it:
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -68,9 +69,50 @@ class JoinedText:
         self.size += len(own.encode())
 
     @property
+    def length(self) -> int:
+        """Return its code points."""
+        return self._length
+
+    @property
     def text(self) -> str:
         return SEPARATOR.join(self._texts)
 
     @property
     def pages(self) -> PageStarts:
         return PageStarts(tuple(self._numbers), tuple(self._starts))
+
+
+class PagedText:
+    """A joined text of which pages are read when they are needed, in order.
+
+    Text that was read once does not change when further pages are read.
+
+    Args:
+        add_pages: Adds the pages to a joined text. It is resumed after each one, and may raise.
+    """
+
+    def __init__(self, add_pages: Callable[[JoinedText], Iterator[None]]) -> None:
+        self._joined = JoinedText()
+        self._text = ""
+        self._rest: Iterator[None] | None = add_pages(self._joined)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether all pages have been read."""
+        return self._rest is None
+
+    @property
+    def pages(self) -> PageStarts:
+        """Return the pages that have been read and have text."""
+        return self._joined.pages
+
+    def read(self, characters: int) -> str:
+        """Return the text, after reading pages until it has this many characters or is whole."""
+        while self._rest is not None and self._joined.length < characters:
+            try:
+                next(self._rest)
+            except StopIteration:
+                self._rest = None
+        if len(self._text) < self._joined.length:
+            self._text = self._joined.text
+        return self._text

@@ -3,18 +3,21 @@ layer.
 
 The worker's `codec.py` puts a `DocumentFile` where an item has a document; `with_pages` replaces it
 by the document's pages, or by their joined text if the work divides texts into chunks. A page is
-rendered when a processor decodes it, one at a time on each thread, and its pixels are not kept.
+rendered when a processor decodes it, one at a time on each thread, and its pixels are not kept. The
+text of a page is read when a processor needs it, so that the first chunks are ready before the last
+pages are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from libs.documents import limits
 from libs.documents.drawn import Drawn, Pixels
-from libs.documents.joined_text import JoinedText
+from libs.documents.joined_text import JoinedText, PagedText
 from libs.documents.reader import DocumentReader, OpenDocument
 from libs.documents.text_size import NO_TEXT, TextBudget
 from libs.errors import InvalidInput, TaskNotSupported
@@ -148,7 +151,7 @@ def with_pages(
             the limits of a job.
 
     Raises InvalidInput with the document's path if it cannot be read or exceeds a limit, and the
-    exceptions of `check_cancelled`.
+    exceptions of `check_cancelled`. So does reading a text, for which documents are opened.
     """
     if isinstance(
         work, EntitiesWork | RelationsWork | StructureWork | TokenWork
@@ -166,14 +169,16 @@ def with_pages(
 
 
 def _with_texts(work: EncodeWork, opening: _Opening, budget: TextBudget) -> EncodeWork:
-    """Replace each item that is a document by its text.
+    """Replace each item that is a document by its text, which is read later.
 
-    Raises InvalidInput for a document among other parts, with spans, without text, or with too
-    much.
+    Raises InvalidInput for a document among other parts, or with spans. Reading a text raises it
+    without text, or with too much.
     """
-    texts, parts, starts = list(work.texts), dict(work.parts), dict(work.page_starts)
-    pages_left = budget.pages or limits.CHUNKED_PAGES * len(work.parts)
-    bytes_left = min(budget.bytes or limits.JOB_TEXT_BYTES, limits.JOB_TEXT_BYTES)
+    parts, texts = dict(work.parts), dict[int, PagedText]()
+    left = _Left(
+        budget.pages or limits.CHUNKED_PAGES * len(work.parts),
+        min(budget.bytes or limits.JOB_TEXT_BYTES, limits.JOB_TEXT_BYTES),
+    )
     for index, own in work.parts.items():
         document = next((part for part in own if isinstance(part.content, DocumentFile)), None)
         if document is None:
@@ -188,11 +193,17 @@ def _with_texts(work: EncodeWork, opening: _Opening, budget: TextBudget) -> Enco
                 "chunking.method SPANS divides only texts, and this item is a document",
                 field=document.field,
             )
-        found, pages = opening.joined(document, TextBudget(pages_left, bytes_left))
-        pages_left, bytes_left = pages_left - pages, bytes_left - found.size
-        texts[index], starts[index] = found.text, found.pages
+        texts[index] = PagedText(partial(opening.add_pages, document, left))
         del parts[index]
-    return replace(work, texts=texts, parts=parts, page_starts=starts)
+    return replace(work, parts=parts, documents=texts)
+
+
+@dataclass(slots=True)
+class _Left:
+    """The pages and bytes of text that further documents of a job may have."""
+
+    pages: int
+    bytes: int
 
 
 class _Opening:
@@ -230,19 +241,19 @@ class _Opening:
                 found.append(part)
         return tuple(found)
 
-    def joined(self, part: Part, budget: TextBudget) -> tuple[JoinedText, int]:
-        """Read the text of all requested pages of a part that is a document, and count them.
+    def add_pages(self, part: Part, left: _Left, found: JoinedText) -> Iterator[None]:
+        """Add the text of all requested pages of a part that is a document, and yield after each.
 
-        Raises InvalidInput, also if they exceed the budget.
+        Raises InvalidInput, also if they exceed `left`.
         """
-        found, spent = JoinedText(), _Spent()
+        spent = _Spent()
         if not isinstance(part.content, DocumentFile):
             raise TypeError("the part is not a document")
         self._go_on()
         pages = self._pages(part.content, part.field, spent)
-        if len(pages) > budget.pages:
+        if len(pages) > left.pages:
             raise InvalidInput(
-                f"{len(pages):,} pages of the document would be read, and {budget.pages:,} of the "
+                f"{len(pages):,} pages of the document would be read, and {left.pages:,} of the "
                 "pages that the documents of this job may have are left: set last_page of each "
                 "document, request fewer pages, or send fewer documents at a time",
                 field=part.field,
@@ -256,20 +267,21 @@ class _Opening:
                     f"{limits.CHUNKED_BYTES:,} bytes of text: request fewer pages",
                     field=part.field,
                 )
-            if found.size > budget.bytes:
+            if found.size > left.bytes:
                 raise InvalidInput(
-                    f"the pages up to page {page.number:,} have more than the {budget.bytes:,} "
+                    f"the pages up to page {page.number:,} have more than the {left.bytes:,} "
                     "bytes of text that are left for the documents of this job, by their sizes: "
                     "request fewer pages, or send fewer documents at a time",
                     field=part.field,
                 )
+            yield
         if not found.size:
             raise InvalidInput(
                 "the document has no text to divide: a model that reads images can encode its "
                 "pages, or read their text by Extract",
                 field=part.field,
             )
-        return found, len(pages)
+        left.pages, left.bytes = left.pages - len(pages), left.bytes - found.size
 
     def _pages(self, asked: DocumentFile, field: str, spent: _Spent) -> list[Page]:
         document = self._document(asked, field)

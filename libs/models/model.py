@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from libs.catalog.card import Card
-from libs.models.results import Result
+from libs.models.results import EncodeResult, Result
 from libs.models.work import (
     CancelCheck,
     Forwarded,
@@ -19,6 +19,25 @@ from libs.models.work import (
     never_cancelled,
     never_yield,
 )
+
+
+@runtime_checkable
+class ComputesChunks(Protocol):
+    """A model of which the first chunks can be computed and sent while others are prepared."""
+
+    def prepare_parts(self, work: Work, check_cancelled: CancelCheck) -> Iterator[Prepared]:
+        """Tokenise a job, and yield its prepared part as it grows.
+
+        Each result has the sequences of the one before, in the same order, and the last one has all
+        of them. Raises as `Model.prepare`.
+        """
+
+    def finish_rows(
+        self, prepared: Prepared, outputs: Mapping[int, Output], first: int, most_bytes: int
+    ) -> EncodeResult | None:
+        """Return the vectors of the next chunks from `first` on, as many as have `most_bytes`, of a
+        job that is not complete; None if the first one is not computed.
+        """
 
 
 class Parked(Protocol):

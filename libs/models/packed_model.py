@@ -4,7 +4,7 @@ calls overlap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -34,11 +34,12 @@ from libs.models.loaded.tiers import Arena, ParkedModel, copying, sharing, tenso
 from libs.models.output_cache import FindOutput, OutputCache
 from libs.models.packed import Packed
 from libs.models.pending import DeviceQueue, Submission
-from libs.models.processor import Processor, Tokens
-from libs.models.results import ExtractResult, Result
+from libs.models.processor import Processor, Tokens, finish_rows, prepare_parts
+from libs.models.results import EncodeResult, ExtractResult, Result
 from libs.models.weights import TensorFile
 from libs.models.work import (
     CancelCheck,
+    EncodeWork,
     Head,
     InputSequence,
     Output,
@@ -143,9 +144,40 @@ class PackedModel:
         if isinstance(work, TextWork) and "text" not in self.card.tasks:
             return read_text_layers(work, self.card.model, check_cancelled)
         prepared = self._processor.prepare(work, check_cancelled)
-        for head, indices in prepared.groups().items():
-            self._backbone(head).refuse_outside([prepared.sequences[index] for index in indices])
+        self._refuse_outside(prepared, 0)
         return prepared
+
+    def prepare_parts(
+        self, work: Work, check_cancelled: CancelCheck = never_cancelled
+    ) -> Iterator[Prepared]:
+        """Tokenise a job, and yield its prepared part as it grows.
+
+        Each result has the sequences of the one before, in the same order, and the last one has all
+        of them: more than one for texts that are read and divided into chunks. Raises as `prepare`.
+        """
+        if not isinstance(work, EncodeWork):
+            yield self.prepare(work, check_cancelled)
+            return
+        done = 0
+        for prepared in prepare_parts(self._processor, work, check_cancelled):
+            self._refuse_outside(prepared, done)
+            done = len(prepared.sequences)
+            yield prepared
+
+    def finish_rows(
+        self, prepared: Prepared, outputs: Mapping[int, Output], first: int, most_bytes: int
+    ) -> EncodeResult | None:
+        """Return the vectors of the next chunks from `first` on, as many as have `most_bytes`, of a
+        job that is not complete; None if the first one is not computed. Thread-safe.
+        """
+        return finish_rows(self._processor, prepared, outputs, first, most_bytes)
+
+    def _refuse_outside(self, prepared: Prepared, first: int) -> None:
+        """Refuse sequences from `first` on with tokens that the model does not have."""
+        for head, indices in prepared.groups().items():
+            self._backbone(head).refuse_outside(
+                [prepared.sequences[index] for index in indices if index >= first]
+            )
 
     @property
     def _own_tokens(self) -> Tokens:

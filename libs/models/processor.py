@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
-from libs.models.results import Result
-from libs.models.work import CancelCheck, ModelWork, Output, Prepared, TokenWork
+from libs.models.results import EncodeResult, Result
+from libs.models.work import CancelCheck, EncodeWork, ModelWork, Output, Prepared, TokenWork
 
 
 class Processor(Protocol):
@@ -26,6 +26,46 @@ class Processor(Protocol):
 
         `check_cancelled` is called between two items, and its exceptions propagate.
         """
+
+
+@runtime_checkable
+class PreparesParts(Protocol):
+    """A processor that divides texts into chunks. The first of them can be computed, and their
+    vectors sent, while later ones are read.
+    """
+
+    def prepare_parts(self, work: EncodeWork, check_cancelled: CancelCheck) -> Iterator[Prepared]:
+        """Prepare a job, and yield its prepared part as it grows; the last result is all of it."""
+
+    def finish_rows(
+        self, prepared: Prepared, outputs: Mapping[int, Output], first: int, most_bytes: int
+    ) -> EncodeResult | None:
+        """Return the vectors of the next chunks from `first` on that are computed, if any are."""
+
+
+def prepare_parts(
+    processor: Processor, work: ModelWork, check_cancelled: CancelCheck
+) -> Iterator[Prepared]:
+    """Yield the prepared part of a job as it grows: all of it at a time unless the processor
+    `PreparesParts`.
+    """
+    if isinstance(processor, PreparesParts) and isinstance(work, EncodeWork):
+        yield from processor.prepare_parts(work, check_cancelled)
+    else:
+        yield processor.prepare(work, check_cancelled)
+
+
+def finish_rows(
+    processor: Processor,
+    prepared: Prepared,
+    outputs: Mapping[int, Output],
+    first: int,
+    most_bytes: int,
+) -> EncodeResult | None:
+    """Return the vectors of the next chunks; None unless the processor `PreparesParts`."""
+    if not isinstance(processor, PreparesParts):
+        return None
+    return processor.finish_rows(prepared, outputs, first, most_bytes)
 
 
 class Tokens(Protocol):

@@ -70,6 +70,7 @@ class Chunks:
         pages: Page of its document on which each chunk begins, 0 for a text; empty without
             documents.
         texts: Text of each chunk; empty if they are not returned.
+        continues: The first chunks are further ones of the text before; of a part of an answer.
     """
 
     offsets: list[int]  # [texts + 1], the first 0
@@ -78,6 +79,7 @@ class Chunks:
     tokens: list[int]
     pages: Sequence[int] = ()
     texts: Sequence[str] = ()
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)

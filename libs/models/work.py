@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card
-from libs.documents.joined_text import PageStarts
+from libs.documents.joined_text import PagedText
 from libs.models.schema import Schema
 
 Role = Literal["", "query", "document"]
@@ -125,6 +125,10 @@ class Chunking:
     max_chunks: int = 0
 
 
+ANY_LENGTH: Final = 1 << 62
+"""More characters than a text has."""
+
+
 @dataclass(frozen=True, slots=True)
 class EncodeWork:
     """Encode texts as vectors.
@@ -140,7 +144,7 @@ class EncodeWork:
         chunking: Division of each text; None to keep it whole.
         spans: Chunks of each text for the method "spans"; else empty.
         contexts: Text put before each chunk of a text; empty for none.
-        page_starts: The pages of texts that were read from documents, by index.
+        documents: The texts of documents, by index. Each has an empty text in `texts`.
     """
 
     texts: list[str]
@@ -157,7 +161,18 @@ class EncodeWork:
     chunking: Chunking | None = None
     spans: tuple[tuple[Span, ...], ...] = ()
     contexts: tuple[str, ...] = ()
-    page_starts: Mapping[int, PageStarts] = field(default_factory=dict)
+    documents: Mapping[int, PagedText] = field(default_factory=dict)
+
+    def read_text(self, index: int, characters: int = ANY_LENGTH) -> tuple[str, bool]:
+        """Return the beginning of a text, and whether that is all of it.
+
+        Args:
+            characters: The minimum to return of a longer text.
+        """
+        document = self.documents.get(index)
+        if document is None:
+            return self.texts[index], True
+        return document.read(characters), document.is_whole
 
 
 @dataclass(frozen=True, slots=True)

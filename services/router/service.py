@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
@@ -38,8 +38,9 @@ from services.router.in_flight import DividedAnswers, InFlightMemory, Reservatio
 from services.router.lanes import codec
 from services.router.lanes.chunks import Parts
 from services.router.lanes.codec import JobHeader, Request, Response
-from services.router.lanes.dispatch import Dispatcher, PendingRequest, Plan
+from services.router.lanes.dispatch import Answered, Dispatcher, PendingRequest, Plan, Streamed
 from services.router.lanes.streamed import StreamedTexts
+from services.router.lanes.streamed_chunks import ChunkPart, StreamedChunks
 from services.router.state.aliases import resolve
 
 SPLIT_IN_THREAD_BYTES: Final = 256 * 1024
@@ -160,15 +161,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[pb.EncodeResponse]:
         opened = await self._open(request, context)
         parts = Parts(request.expect_embedding_id)
-        with await self._begin(request, check_encode, opened, whole=False) as pending:
-            for index in range(pending.jobs):
-                answer = await pending.take_answer(index)
-                messages = parts.messages(
-                    codec.encode_answer(answer.response),
-                    total_seconds=opened.seconds() if answer.is_last else None,
-                )
-                size = answer.size
-                del answer  # Free it and its messages while waiting for the next one.
+        streamed = StreamedChunks(opened.reservation.hold_streamed)
+        answering = asyncio.create_task(self._stream_answers(request, opened, streamed))
+        answering.add_done_callback(lambda _: streamed.end())
+        try:
+            async for found in streamed.read():
+                size, messages = found.size, _messages(parts, found, opened)
+                del found  # Free it and its messages while waiting for the next one.
                 while (
                     message := await _maybe_in_thread(size, partial(next, messages, None))
                 ) is not None:
@@ -176,6 +175,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     yield message
                 del messages
                 opened.reservation.release_streamed(size)
+            await answering
+        finally:
+            answering.cancel()
 
     async def Score(
         self,
@@ -262,6 +264,20 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             MODEL.set(alias.model)
         return _OpenCall(begin, rpc.time_remaining(), reservation, alias)
 
+    async def _stream_answers(
+        self,
+        request: pb.EncodeRequest,
+        opened: _OpenCall,
+        streamed: StreamedChunks,
+    ) -> None:
+        """Pass on the answers to all jobs of a request, in order, and the chunks before them."""
+        early = streamed if request.HasField("chunking") else None
+        with await self._begin(
+            request, check_encode, opened, whole=False, streamed=early
+        ) as pending:
+            for index in range(pending.jobs):
+                streamed.add_answer(await pending.take_answer(index))
+
     async def _run(
         self,
         request: _Request,
@@ -282,7 +298,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         opened: _OpenCall,
         *,
         whole: bool,
-        streamed: StreamedTexts | None = None,
+        streamed: Streamed | None = None,
     ) -> PendingRequest:
         """Admit and enqueue a request, and return when all its jobs are answered, or the first one
         if not `whole`.
@@ -327,7 +343,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         deadline: Deadline,
         reservation: Reservation,
         whole: bool,
-        streamed: StreamedTexts | None,
+        streamed: Streamed | None,
     ) -> PendingRequest:
         lane = context.lane
         with traces.sending(traces.lane_name(lane.pool, lane.model, lane.adapter)) as span:
@@ -347,7 +363,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             if price.answer_bytes:
                 most = price.answer_bytes + answer_bounds.FRAME_BYTES * len(plan.jobs)
                 on_answer = DividedAnswers(on_answer, most, is_streamed=not whole).add
-            if streamed is not None:
+            if isinstance(streamed, StreamedTexts):
                 streamed.first_items = plan.first_items
             return await self._dispatcher.begin(
                 plan, deadline, on_answer, awaited=awaited, streamed=streamed
@@ -450,6 +466,16 @@ def _merge_encode(request: pb.EncodeRequest, answers: list[Response]) -> pb.Enco
     if response.HasField("chunks"):
         answer_bounds.check_divided(response.ByteSize(), current_call().answer_bytes)
     return response
+
+
+def _messages(
+    parts: Parts, found: ChunkPart | Answered, opened: _OpenCall
+) -> Iterator[pb.EncodeResponse]:
+    """Return the messages of EncodeStream for chunks, or for the answer to a job."""
+    if isinstance(found, ChunkPart):
+        return iter((parts.early(found.chunks),))
+    total_seconds = opened.seconds() if found.is_last else None
+    return parts.messages(codec.encode_answer(found.response), total_seconds=total_seconds)
 
 
 def _adapter(request: Request) -> str:

@@ -83,39 +83,67 @@ def read(
     chunking: Chunking | None = None,
     files: Sequence[bytes] = (),
 ) -> EncodeWork:
-    """Return a work of a text and a document, after the document was read."""
+    """Return a work of a text and a document, after the document was read whole."""
     file = DocumentFile.create(data, 0 if files else None, first, last, 0)
     parts = {1: (Part(file, FIELD), *others)}
     work = EncodeWork(["text", ""], parts=parts, chunking=chunking or Chunking())
     found = with_pages(work, files, reader, never_cancelled)
     assert isinstance(found, EncodeWork)
+    found.read_text(1)
     return found
+
+
+def text_of(work: EncodeWork) -> str:
+    return work.read_text(1)[0]
+
+
+def pages_of(work: EncodeWork) -> PageStarts:
+    return work.documents[1].pages
 
 
 def test_document_is_replaced_by_its_text(reader: DocumentReader) -> None:
     work = read(reader, THREE)
-    assert work.texts == ["text", "first page\nof two lines\n\nthird page"]
+    assert [work.read_text(index) for index in range(2)] == [
+        ("text", True),
+        ("first page\nof two lines\n\nthird page", True),
+    ]
     assert not work.parts
-    assert work.page_starts == {1: PageStarts((1, 3), (0, 25))}
+    assert pages_of(work) == PageStarts((1, 3), (0, 25))
+
+
+def test_pages_are_read_as_they_are_needed(reader: DocumentReader) -> None:
+    file = DocumentFile.create(BOOK, None, 0, 0, 0)
+    parts = {0: (Part(file, FIELD),)}
+    work = with_pages(
+        EncodeWork([""], parts=parts, chunking=Chunking()), (), reader, never_cancelled
+    )
+    assert isinstance(work, EncodeWork)
+    assert work.read_text(0, 0) == ("", False)
+    beginning = "page 1\n\npage 2"
+    assert work.read_text(0, len(beginning)) == (beginning, False)
+    assert work.documents[0].pages == PageStarts((1, 2), (0, 8))
+    assert work.read_text(0, 1) == (beginning, False)
+    text, is_whole = work.read_text(0)
+    assert (text[: len(beginning)], text[-7:], is_whole) == (beginning, "page 30", True)
 
 
 def test_hyphenated_words_of_a_pdf_file_are_whole(reader: DocumentReader) -> None:
-    assert read(reader, pdfs.document(["a hyphen-\nated word"])).texts[1] == "a hyphenated word"
+    assert text_of(read(reader, pdfs.document(["a hyphen-\nated word"]))) == "a hyphenated word"
 
 
 def test_range_of_a_shared_file_has_the_pages_of_the_file(reader: DocumentReader) -> None:
     work = read(reader, b"", 7, 8, files=[BOOK])
-    assert work.texts[1] == "page 7\n\npage 8"
-    assert work.page_starts[1].numbers == (7, 8)
-    assert read(reader, BOOK).page_starts[1].numbers == tuple(range(1, 31)), "no last page needed"
-    assert read(reader, BOOK, 29, 400).page_starts[1].numbers == (29, 30)
+    assert text_of(work) == "page 7\n\npage 8"
+    assert pages_of(work).numbers == (7, 8)
+    assert pages_of(read(reader, BOOK)).numbers == tuple(range(1, 31)), "no last page needed"
+    assert pages_of(read(reader, BOOK, 29, 400)).numbers == (29, 30)
 
 
 def test_other_formats_are_markdown(reader: DocumentReader) -> None:
-    assert read(reader, offices.word()).texts[1].startswith("# Annual report\n\n# Sales\n")
+    assert text_of(read(reader, offices.word())).startswith("# Annual report\n\n# Sales\n")
     book = read(reader, offices.workbook())
-    assert book.page_starts[1].numbers == (1, 2)
-    assert book.texts[1][book.page_starts[1].starts[1] :].startswith("## Notes")
+    assert pages_of(book).numbers == (1, 2)
+    assert text_of(book)[pages_of(book).starts[1] :].startswith("## Notes")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +181,7 @@ def test_pages_and_bytes_are_limited(
     with pytest.raises(InvalidInput, match="more than 29 pages"):
         read(reader, BOOK)
     monkeypatch.setattr(limits, "CHUNKED_BYTES", len("page 1\n\npage 2"))
-    assert read(reader, BOOK, 1, 2).texts[1] == "page 1\n\npage 2"
+    assert text_of(read(reader, BOOK, 1, 2)) == "page 1\n\npage 2"
     with pytest.raises(InvalidInput, match="up to page 3 have more than 14 bytes"):
         read(reader, BOOK, 1, 3)
     monkeypatch.setattr(limits, "JOB_TEXT_BYTES", 13)
@@ -167,7 +195,14 @@ def test_pages_and_text_of_all_documents_of_a_job_are_limited(reader: DocumentRe
         for index in range(3)
     }
     work, size = EncodeWork([""] * 3, parts=parts, chunking=Chunking()), len("page 1\n\npage 2")
-    with_pages(work, [BOOK], reader, never_cancelled, TextBudget(6, 3 * size))
+
+    def read_all(budget: TextBudget) -> None:
+        found = with_pages(work, [BOOK], reader, never_cancelled, budget)
+        assert isinstance(found, EncodeWork)
+        for index in range(3):
+            found.read_text(index)
+
+    read_all(TextBudget(6, 3 * size))
     for budget, problem in (
         (
             TextBudget(5, 3 * size),
@@ -176,7 +211,7 @@ def test_pages_and_text_of_all_documents_of_a_job_are_limited(reader: DocumentRe
         (TextBudget(6, 3 * size - 1), "request fewer pages, or send fewer documents"),
     ):
         with pytest.raises(InvalidInput, match=problem) as caught:
-            with_pages(work, [BOOK], reader, never_cancelled, budget)
+            read_all(budget)
         assert caught.value.field == "items[2].parts[0].document"
 
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final, cast, get_args
 
@@ -16,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.documents.joined_text import PageStarts
+from libs.documents.joined_text import JoinedText, PagedText, PageStarts
 from libs.errors import DeadlinePassed, InvalidInput
 from libs.models import EncodeWork, PackedModel
 from libs.models.results import Chunks
@@ -79,22 +81,30 @@ def check(text: TextProcessor, own: str, chunking: Chunking) -> None:
             assert text.count_tokens(piece, 1 << 20) <= chunking.max_tokens or len(piece) == 1
 
 
+def add_pages(pages: Mapping[int, str], found: JoinedText) -> Iterator[None]:
+    for number, text in pages.items():
+        found.add(number, text)
+        yield
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_chunks_of_documents_have_the_page_of_their_first_character(
     embedder: PackedModel, late: bool
 ) -> None:
     chunking = Chunking("tokens", max_tokens=2, late=late, return_text=True)
     document = "aa bb cc\n\ndd ee\n\nff"
-    starts = PageStarts((2, 3, 9), (0, 10, 17))
-    work = EncodeWork(["aa bb", document], chunking=chunking, page_starts={1: starts})
+    paged = PagedText(partial(add_pages, {2: "aa bb cc", 3: "dd ee", 9: "ff"}))
+    work = EncodeWork(["aa bb", ""], chunking=chunking, documents={1: paged})
     prepared = embedder.prepare(work)
     chunks: Chunks = cast(Any, prepared.notes).chunks
     first = chunks.offsets[1]
     assert set(chunks.pages[:first]) == {0}
+    starts = PageStarts((2, 3, 9), (0, 10, 17))
+    assert paged.pages == starts
     assert chunks.pages[first:] == [starts.page_at(start) for start in chunks.starts[first:]]
     assert chunks.pages[-1] == 9
     assert chunks.texts == [
-        work.texts[row >= first][start:end]
+        (document if row >= first else "aa bb")[start:end]
         for row, (start, end) in enumerate(zip(chunks.starts, chunks.ends, strict=True))
     ]
     plain = embedder.prepare(EncodeWork(["aa bb"], chunking=Chunking("tokens", max_tokens=2)))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from shoal.v1 import inference_pb2 as pb
@@ -18,8 +22,10 @@ from services.router.admission.validation.requests import (
     check_score,
 )
 from services.router.admission.validation.sizes import Sizes
-from services.router.lanes import codec
-from services.router.lanes.chunks import split
+from services.router.lanes import codec, streamed_chunks
+from services.router.lanes.chunks import Parts, split
+from services.router.lanes.dispatch import Answered
+from services.router.lanes.streamed_chunks import ChunkPart, StreamedChunks
 from tests.router.parts import MODEL, card
 
 SPANS = pb.Chunking.METHOD_SPANS
@@ -374,19 +380,145 @@ def test_pages_of_jobs_are_joined() -> None:
 def test_texts_count_in_the_messages_of_a_stream() -> None:
     whole = with_pages(2, 3, 1, 4)
     messages = list(split(whole, most_bytes=500))
-    assert [len(message.chunks.starts) for message in messages] == [2, 3, 1, 4]
+    assert [len(message.chunks.starts) for message in messages] == [3, 3, 3, 1]
     assert all(len(message.chunks.pages) == len(message.chunks.texts) for message in messages)
-    assert codec.merge_encode([*messages]).chunks == whole.chunks
+    assert chunks_of(messages) == chunks_of([whole])
+
+
+def chunks_of(messages: Sequence[pb.EncodeResponse]) -> list[list[tuple[object, ...]]]:
+    """Return each item's chunks with their vectors, as a client joins them."""
+    items: list[list[tuple[object, ...]]] = []
+    for message in messages:
+        chunks, rows = message.chunks, np.frombuffer(message.dense.data, "<f4")
+        vectors = rows.reshape(message.dense.shape).tolist()
+        for item, (begin, end) in enumerate(pairwise(chunks.offsets)):
+            if item or not chunks.continues:
+                items.append([])
+            for row in range(begin, end):
+                texts = chunks.texts[row] if chunks.texts else ""
+                place = (chunks.starts[row], chunks.ends[row], chunks.tokens[row], texts)
+                items[-1].append((*place, *vectors[row]))
+    return items
 
 
 @pytest.mark.parametrize("most", [1, 60, 100, 10_000])
-def test_stream_has_whole_items(most: int) -> None:
-    messages = list(split(answer(2, 3, 1, 4), most_bytes=most))
-    assert [message.chunks.offsets[0] for message in messages] == [0] * len(messages)
-    joined = codec.merge_encode([*messages])
-    assert joined.chunks == answer(2, 3, 1, 4).chunks
-    assert joined.dense == answer(2, 3, 1, 4).dense
-    assert len(messages) == (4 if most == 1 else 1 if most == 10_000 else len(messages))
+@pytest.mark.parametrize("first", [0, 1, 2, 3, 6, 9])
+def test_stream_has_the_chunks_of_each_item_in_order(most: int, first: int) -> None:
+    whole = answer(2, 3, 1, 4)
+    messages = list(split(whole, most_bytes=most, first=first))
+    assert all(message.chunks.offsets[0] == 0 for message in messages)
+    assert len(messages) == (10 - first if most == 1 else 1 if most == 10_000 else len(messages))
+    before = [*split(whole, most_bytes=1)][:first]
+    assert chunks_of([*before, *messages]) == chunks_of([whole])
+
+
+def part_of(whole: pb.EncodeResponse, first: int, end: int) -> worker_pb2.WrittenText:
+    """Return a part of an answer as a worker sends it."""
+    messages = [*split(whole, most_bytes=1)]
+    found = codec.merge_encode([*messages[first:end]])
+    bounds = list(whole.chunks.offsets)
+    found.chunks.offsets[:] = [
+        min(max(bound, first), end) - first
+        for bound in bounds[bisect_right(bounds, first) - 1 : bisect_left(bounds, end) + 1]
+    ]
+    found.chunks.continues = first not in bounds
+    return worker_pb2.WrittenText(offset=first, chunks=found.SerializeToString())
+
+
+async def streamed_of(
+    whole: pb.EncodeResponse, parts: Sequence[tuple[int, int]], *, jobs: int = 1
+) -> tuple[list[pb.EncodeResponse], int]:
+    """Return the messages of a request with `jobs` equal answers, after parts of the first job, and
+    how many of them precede the answer.
+    """
+    held: list[int] = []
+    streamed, made = StreamedChunks(held.append), Parts()
+    for first, end in parts:
+        streamed.add(0, part_of(whole, first, end))
+    for job in range(jobs):
+        streamed.add_answer(Answered(whole, whole.ByteSize(), job == jobs - 1))
+    streamed.end()
+    messages: list[pb.EncodeResponse] = []
+    early = 0
+    async for found in streamed.read():
+        if isinstance(found, ChunkPart):
+            messages.append(made.early(found.chunks))
+            early += 1
+        else:
+            messages += made.messages(codec.encode_answer(found.response))
+    assert len(held) == early
+    return messages, early
+
+
+@pytest.mark.parametrize(
+    ("parts", "early"),
+    [
+        ([], 0),
+        ([(0, 1), (1, 4)], 2),
+        ([(0, 4), (0, 2), (3, 4)], 1),  # another worker began again
+        ([(0, 4), (2, 7), (0, 9)], 3),
+        ([(2, 4), (0, 1), (4, 5)], 1),  # a part was lost
+    ],
+)
+async def test_chunks_are_sent_once_whatever_parts_arrive(
+    parts: list[tuple[int, int]], early: int
+) -> None:
+    whole = answer(2, 3, 1, 4)
+    messages, found = await streamed_of(whole, parts)
+    assert found == early
+    assert chunks_of(messages) == chunks_of([whole])
+
+
+async def test_parts_of_a_later_job_wait_for_the_jobs_before_it() -> None:
+    whole, made = answer(2, 3), Parts()
+    streamed = StreamedChunks(lambda size: None)
+    streamed.add(1, part_of(whole, 0, 3))
+    streamed.add(0, part_of(whole, 0, 1))
+    streamed.add_answer(Answered(whole, 1, is_last=False))
+    streamed.add(0, part_of(whole, 1, 2))
+    streamed.add_answer(Answered(whole, 1, is_last=True))
+    streamed.end()
+    messages: list[pb.EncodeResponse] = []
+    kinds = ""
+    async for found in streamed.read():
+        kinds += "p" if isinstance(found, ChunkPart) else "a"
+        messages += (
+            [made.early(found.chunks)]
+            if isinstance(found, ChunkPart)
+            else made.messages(codec.encode_answer(found.response))
+        )
+    assert kinds == "papa"
+    assert chunks_of(messages) == chunks_of([whole]) * 2
+
+
+async def test_parts_beyond_their_limit_are_left_to_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = answer(2, 3, 1, 4)
+    monkeypatch.setattr(streamed_chunks, "MAX_WAITING_BYTES", len(part_of(whole, 0, 3).chunks))
+    messages, found = await streamed_of(whole, [(0, 3), (3, 5), (5, 7)])
+    assert found == 1
+    assert chunks_of(messages) == chunks_of([whole])
+
+
+async def test_malformed_part_is_dropped() -> None:
+    wrong = pb.EncodeResponse.FromString(part_of(answer(2, 3), 0, 3).chunks)
+    wrong.chunks.ends.append(1)
+    held: list[int] = []
+    streamed = StreamedChunks(held.append)
+    streamed.add(0, worker_pb2.WrittenText(chunks=wrong.SerializeToString()))
+    streamed.add(0, worker_pb2.WrittenText(chunks=b"\xff"))
+    streamed.add(0, worker_pb2.WrittenText(text="text"))
+    assert not held
+
+
+def test_answer_with_other_chunks_than_were_sent_is_refused() -> None:
+    made = Parts()
+    made.early(codec.encode_part(part_of(answer(2, 3), 0, 3).chunks))
+    other = answer(2, 3)
+    other.chunks.ends[1] += 1
+    with pytest.raises(InternalError, match="into other chunks"):
+        made.messages(other)
 
 
 @pytest.mark.parametrize("name", ["starts", "ends", "tokens", "offsets", "pages", "texts"])

@@ -123,6 +123,9 @@ class Outcomes:
     def failed(self, job: HeldJob, error: ShoalError) -> None:
         self.of.setdefault(job, []).append(error)
 
+    def computed(self, job: HeldJob) -> None:
+        """Ignored."""
+
     def stream(self, job: HeldJob, index: int, ids: list[int]) -> None:
         raise NotImplementedError("no job of these tests is read along")
 

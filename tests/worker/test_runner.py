@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from libs.models import (
     EncodeResult,
     InputSequence,
     Output,
+    Prepared,
     Result,
     Stored,
     YieldPoint,
@@ -49,6 +51,9 @@ class RecordedOutcomes:
 
     def failed(self, job: HeldJob, error: ShoalError) -> None:
         self.broken[job] = error
+
+    def computed(self, job: HeldJob) -> None:
+        """Ignored."""
 
     def stream(self, job: HeldJob, index: int, ids: list[int]) -> None:
         raise NotImplementedError("no job of these tests is read along")
@@ -182,6 +187,53 @@ def test_jobs_of_one_batch_get_their_outputs() -> None:
         assert len(b.model.batches) == 1
         assert jobs[0].forward_seconds == jobs[1].forward_seconds > 0
         assert b.resident.meter.tokens_per_second > 0
+
+
+def beginning(prepared: Prepared, count: int) -> Prepared:
+    """Return a job of which the first sequences are prepared."""
+    return replace(prepared, sequences=prepared.sequences[:count])
+
+
+def test_growing_job_is_complete_when_its_last_sequences_were_added() -> None:
+    with bench() as b:
+        held = b.held("a", "bcd", "xyz")
+        whole = held.ready
+        for count in (1, 3):
+            b.runner.grow(held, beginning(whole, count))
+            wait_until(lambda count=count: len(held.outputs) == count)  # type: ignore[misc]
+        wait_until(lambda: not b.runner.is_running)
+        assert not b.outcomes.done
+        assert b.runner.add([held]) == [held], "the caller finishes it"
+        assert outputs(held) == [vector("a"), vector("bcd"), vector("xyz")]
+        assert not b.outcomes.done
+        assert sum(map(len, b.model.batches)) == 3
+
+
+def test_growing_job_is_finished_once_by_its_last_batch() -> None:
+    with bench() as b:
+        held, later = b.held(SLOW, "bcd"), b.held("xyz")
+        b.runner.grow(held, beginning(held.ready, 1))
+        wait_until(lambda: b.runner.is_running)
+        held.prepared = b.model.prepare(codec.to_work(held.job))
+        assert b.runner.add([held]) == []
+        b.model.gate.set()
+        b.runner.add([later])
+        wait_until(lambda: len(b.outcomes.done) == 2)
+        assert b.outcomes.done.count(held) == 1
+        assert outputs(held) == [vector(SLOW), vector("bcd")]
+
+
+def test_growing_job_that_failed_is_not_computed_further() -> None:
+    with bench() as b:
+        held, other = b.held(POISON, "bcd"), b.held("xyz")
+        b.runner.grow(held, beginning(held.ready, 1))
+        wait_until(lambda: held in b.outcomes.broken)
+        assert held.unwanted, "its preparation ends"
+        b.runner.grow(held, b.model.prepare(codec.to_work(held.job)))
+        assert b.runner.add([held]) == []
+        b.runner.add([other])
+        wait_until(lambda: b.outcomes.done == [other])
+        assert not held.outputs
 
 
 def test_jobs_of_all_dimensions_and_data_types_share_a_forward_pass(tmp_path: Path) -> None:

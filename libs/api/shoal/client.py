@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from contextlib import aclosing, closing
 from types import TracebackType
 from typing import Self, Unpack
 
-from shoal.options import StreamOptions, with_options
+from shoal.options import EncodeStreamOptions, StreamOptions, with_options
 from shoal.requests import codec
+from shoal.requests.encode import EncodeParts, EncodePlan, Encoding
 from shoal.requests.extract import ExtractPlan
-from shoal.results import Delta, ExtractResult
+from shoal.results import DataType, Delta, EncodeResult, ExtractResult, Form
 from shoal.status import Mesh
-from shoal.tasks import Items, ReadText
+from shoal.tasks import Chunking, Items, ReadText, Role
 from shoal.transport.aio import AsyncTransport
 from shoal.transport.blocking import BlockingTransport, blocking
-from shoal.transport.methods import EXTRACT_STREAM, WATCH_MESH
+from shoal.transport.methods import ENCODE_STREAM, EXTRACT_STREAM, WATCH_MESH
 from shoal.transport.trust import Tls
 from shoal.v1 import mesh_pb2
 from shoal.verbs import aliases, inference, operation, tokens
@@ -65,6 +66,50 @@ class AsyncClient(ClientBase):
     @property
     def aliases(self) -> AsyncAliases:
         return AsyncAliases(self)
+
+    @with_options
+    async def encode_stream(
+        self,
+        model: str,
+        items: Items,
+        *,
+        role: Role | None = None,
+        instruction: str = "",
+        representations: Form | Sequence[Form] = (),
+        data_type: DataType | None = None,
+        dimensions: int = 0,
+        normalize: bool | None = None,
+        chunking: Chunking | None = None,
+        expect_embedding_id: str = "",
+        **options: Unpack[EncodeStreamOptions],
+    ) -> AsyncGenerator[EncodeResult]:
+        """Yield vectors as they are computed: of a long text or document in chunks, the first
+        chunks while later pages are read.
+
+        Each `EncodeResult` has the next rows. With `chunking`, `result.chunks[0]` is of item
+        `result.first_item`, and the next result may have more of it; without, row 0 is of that
+        item. The results add up to that of `encode`, which explains the arguments. The call is one
+        request and is not retried. Raises ShoalError.
+        """
+        encoding = Encoding(
+            role,
+            representations,
+            data_type,
+            dimensions,
+            normalize,
+            instruction,
+            chunking=chunking,
+            expect_embedding_id=expect_embedding_id,
+        )
+        parts = EncodeParts(EncodePlan(items, encoding, model, options))
+        with self._caller.streaming() as (address, metadata):
+            seconds = self._caller.seconds(options.get("timeout"))
+            replies = self._transport.stream(
+                address, ENCODE_STREAM, parts.request(), timeout=seconds, metadata=metadata
+            )
+            async with aclosing(replies):
+                async for reply in replies:
+                    yield parts.take(reply)
 
     @with_options
     async def extract_stream(
@@ -165,6 +210,50 @@ class Client(ClientBase):
     @property
     def aliases(self) -> Aliases:
         return Aliases(self)
+
+    @with_options
+    def encode_stream(
+        self,
+        model: str,
+        items: Items,
+        *,
+        role: Role | None = None,
+        instruction: str = "",
+        representations: Form | Sequence[Form] = (),
+        data_type: DataType | None = None,
+        dimensions: int = 0,
+        normalize: bool | None = None,
+        chunking: Chunking | None = None,
+        expect_embedding_id: str = "",
+        **options: Unpack[EncodeStreamOptions],
+    ) -> Generator[EncodeResult]:
+        """Yield vectors as they are computed: of a long text or document in chunks, the first
+        chunks while later pages are read.
+
+        Each `EncodeResult` has the next rows. With `chunking`, `result.chunks[0]` is of item
+        `result.first_item`, and the next result may have more of it; without, row 0 is of that
+        item. The results add up to that of `encode`, which explains the arguments. The call is one
+        request and is not retried. Raises ShoalError.
+        """
+        encoding = Encoding(
+            role,
+            representations,
+            data_type,
+            dimensions,
+            normalize,
+            instruction,
+            chunking=chunking,
+            expect_embedding_id=expect_embedding_id,
+        )
+        parts = EncodeParts(EncodePlan(items, encoding, model, options))
+        with self._caller.streaming() as (address, metadata):
+            seconds = self._caller.seconds(options.get("timeout"))
+            replies = self._transport.stream(
+                address, ENCODE_STREAM, parts.request(), timeout=seconds, metadata=metadata
+            )
+            with closing(replies):
+                for reply in replies:
+                    yield parts.take(reply)
 
     @with_options
     def extract_stream(

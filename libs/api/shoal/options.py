@@ -63,6 +63,12 @@ class StreamOptions(RequestOptions, total=False):
     truncation: TruncationOption
 
 
+class EncodeStreamOptions(StreamOptions, total=False):
+    """The options of `encode_stream`."""
+
+    adapter: AdapterOption
+
+
 class CallOptions(RequestOptions, total=False):
     """The options of calls that may be split into several requests."""
 

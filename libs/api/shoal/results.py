@@ -225,6 +225,8 @@ class Chunks:
         texts: The texts of the items that are texts.
         pages: The page on which each chunk begins, 0 for a text; None if no item is a document.
         chunk_texts: The text of each chunk, if the mesh returned it.
+        continues: The first chunks are further ones of the last item of the part before; only in
+            a part of a stream.
     """
 
     offsets: Integers  # [items + 1]
@@ -234,6 +236,7 @@ class Chunks:
     texts: Sequence[str] = ()
     pages: Integers | None = None  # [chunks]
     chunk_texts: Sequence[str] = ()  # [chunks]
+    continues: bool = False
 
     def __repr__(self) -> str:
         return f"Chunks({len(self)} items, {len(self.starts)} chunks)"
@@ -287,6 +290,8 @@ class EncodeResult:
     """The models of the alias by which the call named its model; None for a model id."""
     other: EncodeResult | None = None
     """The vectors by the other model of the alias, of a call with `both_models` during a change."""
+    first_item: int = 0
+    """The item of the call to which the first row belongs; above 0 only of `encode_stream`."""
 
     def __repr__(self) -> str:
         parts = {"dense": self._vectors, "sparse": self._sparse, "multi_vector": self._multi_vector}

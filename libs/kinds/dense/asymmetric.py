@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.models.results import Result
+from libs.models.results import EncodeResult, Result
 from libs.models.text.checks import need_task
 from libs.models.text.processing.embedding import EmbeddingProcessor
 from libs.models.work import (
@@ -57,6 +57,23 @@ class AsymmetricProcessor:
     ) -> Result:
         processor = self._queries if self._is_query(prepared.work) else self._documents
         return processor.finish(replace(prepared, head=_HEAD, heads=()), outputs, check_cancelled)
+
+    def prepare_parts(
+        self, work: EncodeWork, check_cancelled: CancelCheck = never_cancelled
+    ) -> Iterator[Prepared]:
+        """Implement `PreparesParts.prepare_parts`."""
+        if not self._is_query(work):
+            yield from self._documents.prepare_parts(work, check_cancelled)
+            return
+        for prepared in self._queries.prepare_parts(work, check_cancelled):
+            yield replace(prepared, head=QUERY_HEAD)
+
+    def finish_rows(
+        self, prepared: Prepared, outputs: Mapping[int, Output], first: int, most_bytes: int
+    ) -> EncodeResult | None:
+        """Implement `PreparesParts.finish_rows`."""
+        processor = self._queries if self._is_query(prepared.work) else self._documents
+        return processor.finish_rows(replace(prepared, head=_HEAD), outputs, first, most_bytes)
 
     def _is_query(self, work: Work) -> bool:
         role = work.role if isinstance(work, EncodeWork) else ""

@@ -5,7 +5,7 @@ builds what follows it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,8 @@ from libs.models.loaded.tasks import without_parametrizations
 from libs.models.loaded.tiers import copying
 from libs.models.packed_model import PackedModel
 from libs.models.precision import int8
-from libs.models.processor import Processor
-from libs.models.results import Result
+from libs.models.processor import Processor, finish_rows, prepare_parts
+from libs.models.results import EncodeResult, Result
 from libs.models.source import Source
 from libs.models.text.checks import refuse_parts
 from libs.models.text.parts import Built, Parts
@@ -33,7 +33,7 @@ from libs.models.text.tokenising.tokenizer import failing
 from libs.models.text.tokens import TokenProcessor
 from libs.models.text.windows.processor import WindowedProcessor
 from libs.models.weights import HeadRule, TensorFile
-from libs.models.work import CancelCheck, ModelWork, Output, Prepared
+from libs.models.work import CancelCheck, EncodeWork, ModelWork, Output, Prepared
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +165,15 @@ class TextOnlyProcessor:
         refuse_parts(work)
         return self._processor.prepare(work, check_cancelled)
 
+    def prepare_parts(self, work: EncodeWork, check_cancelled: CancelCheck) -> Iterator[Prepared]:
+        refuse_parts(work)
+        yield from prepare_parts(self._processor, work, check_cancelled)
+
+    def finish_rows(
+        self, prepared: Prepared, outputs: Mapping[int, Output], first: int, most_bytes: int
+    ) -> EncodeResult | None:
+        return finish_rows(self._processor, prepared, outputs, first, most_bytes)
+
     def finish(
         self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck
     ) -> Result:
@@ -180,6 +189,15 @@ class TokenizerGuard:
     def prepare(self, work: ModelWork, check_cancelled: CancelCheck) -> Prepared:
         with failing(_cannot_tokenise):
             return self._processor.prepare(work, check_cancelled)
+
+    def prepare_parts(self, work: EncodeWork, check_cancelled: CancelCheck) -> Iterator[Prepared]:
+        with failing(_cannot_tokenise):
+            yield from prepare_parts(self._processor, work, check_cancelled)
+
+    def finish_rows(
+        self, prepared: Prepared, outputs: Mapping[int, Output], first: int, most_bytes: int
+    ) -> EncodeResult | None:
+        return finish_rows(self._processor, prepared, outputs, first, most_bytes)
 
     def finish(
         self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -32,25 +33,37 @@ def split(
     answer: pb.EncodeResponse,
     totals: pb.EncodeResponse | None = None,
     most_bytes: int = CHUNK_BYTES,
+    *,
+    first: int = 0,
 ) -> Iterator[pb.EncodeResponse]:
-    """Split an answer into messages of its items in order, each with one item or as many as fit
-    into `most_bytes`.
+    """Split an answer into messages of its items or chunks in order, each with one of them or as
+    many as fit into `most_bytes`.
 
     Each has the answer's revision and embedding id; the last has the usage and timings of `totals`,
     if given. Raises InternalError if the answer is empty, or if its forms have different numbers of
     items.
+
+    Args:
+        first: The item or chunk of the answer with which the messages begin.
     """
     rows = _Rows(answer)
     ends = np.cumsum(rows.sizes)
-    first = 0
     while first < len(ends):
         before = int(ends[first - 1]) if first else 0
         end = max(first + 1, int(np.searchsorted(ends, before + most_bytes, side="right")))
-        chunk = rows.of_items(first, end)
+        chunk = rows.slice_all(first, end)
         if totals is not None and end == len(ends):
             chunk.MergeFrom(totals)
         yield chunk
         first = end
+
+
+def rows_from(answer: pb.EncodeResponse, first: int) -> pb.EncodeResponse:
+    """Return the chunks of a part of an answer from `first` on. Raises InternalError as `split`."""
+    if not first:
+        return answer
+    rows = _Rows(answer)
+    return rows.slice_all(first, len(rows.sizes))
 
 
 class Parts:
@@ -61,9 +74,19 @@ class Parts:
         self._expected_id = expected_id
         # The state: usage and timings so far, the forms and shapes of the first answer, and the
         # embedding ids of all answers: merged in pairs, an empty one would hide the earlier ones.
+        # And the places of the chunks of the next answer that were sent before it.
         self._embedding_ids: set[str] = set()
         self._totals = pb.EncodeResponse()
         self._shape_of: Shapes | None = None
+        self._sent: list[tuple[int, int]] = []
+
+    def early(self, chunks: pb.EncodeResponse) -> pb.EncodeResponse:
+        """Return the message of chunks of the next answer that arrived before it, which `messages`
+        leaves out. Raises as `messages`.
+        """
+        self._check(chunks)
+        self._sent += zip(chunks.chunks.starts, chunks.chunks.ends, strict=True)
+        return chunks
 
     def messages(
         self, answer: pb.EncodeResponse, *, total_seconds: float | None = None
@@ -77,17 +100,29 @@ class Parts:
         Args:
             total_seconds: Duration of the whole call; given with its last answer.
         """
+        self._check(answer)
+        sent, self._sent = self._sent, []
+        places = zip(answer.chunks.starts, answer.chunks.ends, strict=False)
+        if sent and (
+            len(sent) >= len(answer.chunks.starts) or sent != [*islice(places, len(sent))]
+        ):
+            raise InternalError(
+                "another worker divided the texts into other chunks than those that were sent: "
+                "repeat the call"
+            )
+        self._totals = codec.add_totals(self._totals, answer)
+        if total_seconds is None:
+            return split(answer, first=len(sent))
+        self._totals.timings.total_seconds = total_seconds
+        return split(answer, self._totals, first=len(sent))
+
+    def _check(self, answer: pb.EncodeResponse) -> None:
         check_expected(self._expected_id, answer.embedding_id)
         self._embedding_ids.add(answer.embedding_id)
         merge_ids(sorted(self._embedding_ids))
         self._shape_of = self._shape_of or _shape_of(answer)
         if _shape_of(answer) != self._shape_of:
             raise InternalError("the jobs of a request were answered in different forms or shapes")
-        self._totals = codec.add_totals(self._totals, answer)
-        if total_seconds is None:
-            return split(answer)
-        self._totals.timings.total_seconds = total_seconds
-        return split(answer, self._totals)
 
 
 def _shape_of(answer: pb.EncodeResponse) -> Shapes:
@@ -124,20 +159,22 @@ class _Rows:
         if self._chunks is not None:
             self._bounds = np.array(self._chunks.offsets, np.int64)
             texts = [len(text.encode()) for text in self._chunks.texts]
-            rows = self.sizes + _CHUNK_ROW_BYTES + np.array(texts or [0], np.int64)
-            ends = np.concatenate(([0], np.cumsum(rows)))
-            self.sizes = np.diff(ends[self._bounds])
+            self.sizes = self.sizes + _CHUNK_ROW_BYTES + np.array(texts or [0], np.int64)
 
-    def of_items(self, first: int, end: int) -> pb.EncodeResponse:
-        """Return the rows of some items: one row each, or those of their chunks."""
+    def slice_all(self, first: int, end: int) -> pb.EncodeResponse:
+        """Return some rows, with their chunks if they have any."""
+        message = self.slice_rows(first, end)
         if self._chunks is None or self._bounds is None:
-            return self.slice_rows(first, end)
-        bounds = self._bounds[first : end + 1]
-        begin, stop = int(bounds[0]), int(bounds[-1])
-        message = self.slice_rows(begin, stop)
-        message.chunks.offsets.extend((bounds - begin).tolist())
+            return message
+        low = int(np.searchsorted(self._bounds, first, side="right")) - 1
+        high = int(np.searchsorted(self._bounds, end, side="left"))
+        bounds = np.clip(self._bounds[low : high + 1], first, end) - first
+        message.chunks.offsets.extend(bounds.tolist())
+        message.chunks.continues = (
+            self._chunks.continues if first == 0 else first > int(self._bounds[low])
+        )
         for name in ("starts", "ends", "tokens", "pages", "texts"):
-            getattr(message.chunks, name).extend(getattr(self._chunks, name)[begin:stop])
+            getattr(message.chunks, name).extend(getattr(self._chunks, name)[first:end])
         return message
 
     def slice_rows(self, first: int, end: int) -> pb.EncodeResponse:

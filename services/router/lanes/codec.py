@@ -206,6 +206,14 @@ def from_failure(failure: worker_pb2.Failure) -> ShoalError:
     )
 
 
+def encode_part(data: bytes) -> pb.EncodeResponse:
+    """Parse some chunks of a job's answer. Raises InternalError if they are malformed."""
+    try:
+        return _whole_encode(pb.EncodeResponse.FromString(data))
+    except DecodeError:
+        raise InternalError("a part of a worker's result is not an EncodeResponse") from None
+
+
 def _whole_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
     """Validate that shapes fit the bytes, and that offsets rise and end at the last value. Merging
     and clients rely on this.

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final
+from typing import Final, Protocol
 
 from shoal.v1 import worker_pb2
 
@@ -26,7 +26,6 @@ from libs.telemetry.logs import fields
 from services.router.admission.rules import deadline_message, queue_full
 from services.router.lanes import codec
 from services.router.lanes.codec import Response
-from services.router.lanes.streamed import StreamedTexts
 from services.router.lanes.wakeups import Wakeups
 from services.router.state.background import Background
 from services.router.state.outstanding import Outstanding
@@ -70,13 +69,20 @@ class Answered:
     """It answers the last job of its request."""
 
 
+class Streamed(Protocol):
+    """Receives parts of a request's answers, to stream them to its client."""
+
+    def add(self, job: int, part: worker_pb2.WrittenText) -> None:
+        """Add a part of the answer to the request's job `job`. It may be lost or repeated."""
+
+
 class _Request:
     """One waiting request: the answers received, and the event that signals the awaited one or the
     first failure.
     """
 
     def __init__(
-        self, jobs: int, on_answer: Callable[[int], None], streamed: StreamedTexts | None
+        self, jobs: int, on_answer: Callable[[int], None], streamed: Streamed | None
     ) -> None:
         self._on_answer = on_answer
         self.streamed = streamed
@@ -194,7 +200,7 @@ class Dispatcher:
         on_answer: Callable[[int], None] = lambda size: None,
         *,
         awaited: int,
-        streamed: StreamedTexts | None = None,
+        streamed: Streamed | None = None,
     ) -> PendingRequest:
         """Enqueue the plan's jobs, and return when the first `awaited` of them are answered.
 
@@ -204,7 +210,7 @@ class Dispatcher:
         Args:
             on_answer: Called with the size in bytes of each answer when it arrives. A ShoalError
                 that it raises fails the request, and the jobs without an answer are cancelled.
-            written: Receives the generated text before the answers.
+            streamed: Receives parts of the answers before these.
         """
         if self._is_leaving:
             raise Draining(DRAINING_MESSAGE)
@@ -259,7 +265,7 @@ class Dispatcher:
             request.accept(index, outcome, len(result))
 
     def streamed(self, part: worker_pb2.WrittenText) -> None:
-        """Hand generated text of a job to the requests that stream it."""
+        """Hand a part of a job's answer to the requests that stream it."""
         pending = self._pending.get(part.job_id)
         for request, index in () if pending is None else pending.waiting:
             if request.streamed is not None:

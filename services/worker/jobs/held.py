@@ -107,8 +107,18 @@ class HeldJob:
     """The job's share of forward passes, by tokens. Guarded by the lock in `waste.py`."""
     unwanted: bool = False
     """Cancelled, leased to another worker, or returned to its lane."""
+    is_growing: bool = False
+    """Further sequences will be added to `prepared`: its texts are still read. Guarded by the
+    runner's lock.
+    """
+    queued: int = 0
+    """Sequences that were added to the runner. Guarded by its lock."""
     streamed: dict[int, str] = field(default_factory=dict)
     """Text already streamed to clients, by sequence index."""
+    streams_chunks: bool = False
+    """A client reads the job's chunks while later ones are computed."""
+    streamed_chunks: int = 0
+    """Chunks already streamed to the client. Event loop only."""
     span: JobSpan = UNTRACED
     flow: Flow = field(init=False)
     """The fair-queueing flow that the job's thread and device time is charged to."""
@@ -155,5 +165,5 @@ class HeldJob:
 
     @property
     def is_complete(self) -> bool:
-        """True if every sequence has its output."""
-        return len(self.outputs) == len(self.ready.sequences)
+        """True if every sequence has its output, and no further sequence will be added."""
+        return not self.is_growing and len(self.outputs) == len(self.ready.sequences)

@@ -291,6 +291,15 @@ def result_of(
     return message.SerializeToString()
 
 
+def part_of(result: EncodeResult, *, revision: str, embedding_id: str) -> bytes:
+    """Return some chunks of a job's answer as a serialised EncodeResponse, without usage and
+    timings.
+    """
+    response = _encode_response(result)
+    response.model_revision, response.embedding_id = revision, embedding_id
+    return response.SerializeToString()
+
+
 def failure_of(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Failure:
     """Convert the error for the router. Item numbers in its path count from the request's first
     item.
@@ -731,6 +740,7 @@ def _chunks(chunks: Chunks) -> inference_pb2.Chunks:
         tokens=chunks.tokens,
         pages=chunks.pages,
         texts=chunks.texts,
+        continues=chunks.continues,
     )
 
 

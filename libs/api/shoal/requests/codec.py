@@ -253,6 +253,7 @@ def _chunks(response: inference_pb2.EncodeResponse) -> Chunks:
         tokens,
         pages=pages if len(pages) else None,
         chunk_texts=texts,
+        continues=message.continues,
     )
 
 

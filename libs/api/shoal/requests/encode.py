@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from shoal.errors import EmbeddingIdMismatch, InternalError, InvalidInput
-from shoal.options import EncodeOptions
+from shoal.options import EncodeOptions, EncodeStreamOptions
 from shoal.requests import codec
 from shoal.requests.items import enum_value, has_document, item_list, message
 from shoal.requests.merging import merge_encode, no_vectors, with_skipped_vectors
@@ -78,7 +78,11 @@ class EncodePlan(ItemPlan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
     method, stream, name = ENCODE, ENCODE_STREAM, "items"
 
     def __init__(
-        self, items: Items, encoding: Encoding, model: str, options: EncodeOptions
+        self,
+        items: Items,
+        encoding: Encoding,
+        model: str,
+        options: EncodeOptions | EncodeStreamOptions,
     ) -> None:
         self._forms, self._dimensions = encoding.forms, encoding.dimensions
         self._data_type: DataType = encoding.data_type or "float32"
@@ -116,6 +120,17 @@ class EncodePlan(ItemPlan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
             self._chunks.complete(request.items, places)
         return request
 
+    def part(self, result: EncodeResult, first: int) -> EncodeResult:
+        """Return a part of a result with its place: it begins with item `first`, or continues it.
+        Raises InternalError.
+        """
+        self._check_division(result)
+        self._check_id(result.embedding_id)
+        if result.is_divided:
+            items = self._items[first : first + len(result.chunks)]
+            result = with_texts(result, items)
+        return replace(result, first_item=first)
+
     def sink(self, places: Sequence[int]) -> EncodeSink:
         if isinstance(places, range):
             return EncodeSink(self._rows, places[0], len(places))
@@ -129,11 +144,14 @@ class EncodePlan(ItemPlan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
             )
         merged = merge_encode(results)
         self._check_id(merged.embedding_id)
-        if (self._chunks is None) == merged.is_divided:
+        self._check_division(merged)
+        return merged if self._chunks is None or self.invalid else with_texts(merged, self._items)
+
+    def _check_division(self, found: EncodeResult) -> None:
+        if (self._chunks is None) == found.is_divided:
             raise InternalError(
                 "the mesh divided items that were to be whole, or did not divide others"
             )
-        return merged if self._chunks is None or self.invalid else with_texts(merged, self._items)
 
     def _check_id(self, found: str) -> None:
         """Raise EmbeddingIdMismatch for other vectors, which a mesh that is too old returns."""
@@ -151,6 +169,26 @@ class EncodePlan(ItemPlan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
     ) -> EncodeResult:
         found = with_skipped_vectors(result, kept, skipped)
         return found if self._chunks is None else with_texts(found, self._items)
+
+
+class EncodeParts:
+    """The results of the messages of one stream, in order."""
+
+    def __init__(self, plan: EncodePlan) -> None:
+        self._plan = plan
+        self._items = 0
+
+    def request(self) -> pb.EncodeRequest:
+        """Return all items in one request. Raises InvalidInput for an invalid one."""
+        return self._plan.whole()
+
+    def take(self, reply: pb.EncodeResponse) -> EncodeResult:
+        """Return the result of the next message. Raises InternalError if it cannot be read."""
+        result = codec.encode_result(reply)
+        count = len(result.chunks) if result.is_divided else _rows_of(result)
+        first = self._items - (result.is_divided and result.chunks.continues)
+        self._items = first + count
+        return self._plan.part(result, first)
 
 
 _METHODS: Final = {
@@ -342,7 +380,9 @@ class EncodeSink:
                 raise InternalError(
                     f"the mesh returned {count} rows for {len(result.chunks.starts)} chunks"
                 )
-            count = len(result.chunks)
+            if result.chunks.continues and not self._parts:
+                raise InternalError("the mesh's first chunks continue an item before them")
+            count = len(result.chunks) - result.chunks.continues
         elif "dense" in result.representations:
             array = self._rows.put(self._first + self._count, result.vectors.array)
             result = replace(result, _vectors=replace(result.vectors, array=array))

@@ -104,10 +104,6 @@ class ExtractPlan(ItemPlan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]
                 )
         return request
 
-    def whole(self) -> pb.ExtractRequest:
-        """Return all items in one request. Raises InvalidInput for an invalid one."""
-        return self.build(range(len(self.lengths)))
-
     @staticmethod
     def written(reply: pb.ExtractStreamResponse) -> Iterator[Delta | ExtractResult]:
         """Yield the contents of one message of a stream."""

@@ -204,13 +204,24 @@ def _chunks(parts: Sequence[Chunks]) -> Chunks | None:
         _joined([getattr(part, name) for part in parts]) for name in ("starts", "ends", "tokens")
     )
     return Chunks(
-        _offsets([part.offsets for part in parts]),
+        _chunk_offsets(parts),
         starts,
         ends,
         tokens,
         pages=_pages(parts),
         chunk_texts=[text for part in parts for text in part.chunk_texts],
     )
+
+
+def _chunk_offsets(parts: Sequence[Chunks]) -> npt.NDArray[np.int64]:
+    """Return the first chunk of each item, and the end. An item may continue in the next part."""
+    starts = np.cumsum([0, *(len(part.starts) for part in parts)])
+    found = [np.zeros(1, np.int64)]
+    for part, start in zip(parts, starts, strict=False):
+        if part.continues:
+            found[-1] = found[-1][:-1]
+        found.append(part.offsets[1:] + start)
+    return _joined(found)
 
 
 def _pages(parts: Sequence[Chunks]) -> Integers | None:

@@ -211,6 +211,10 @@ class ItemPlan(Plan[ItemRequest, R, T]):
         request.files.extend(files.data())
         return request
 
+    def whole(self) -> ItemRequest:
+        """Return all items in one request. Raises InvalidInput for an invalid one."""
+        return self.build(range(len(self._items)))
+
     def _find_invalid(self, on_invalid: str) -> list[Skipped] | None:
         """Return the items that are invalid without asking a router: empty ones, and those that are
         neither text nor image. None: an invalid item fails the call (`on_invalid="raise"`).

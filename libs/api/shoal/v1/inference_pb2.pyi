@@ -247,20 +247,22 @@ class EncodeRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., role: _Optional[_Union[Role, str]] = ..., representations: _Optional[_Iterable[_Union[Representation, str]]] = ..., data_type: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., dimensions: _Optional[int] = ..., normalize: bool = ..., instruction: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., pooling_factor: _Optional[int] = ..., files: _Optional[_Iterable[bytes]] = ..., chunking: _Optional[_Union[Chunking, _Mapping]] = ..., expect_embedding_id: _Optional[str] = ...) -> None: ...
 
 class Chunks(_message.Message):
-    __slots__ = ("offsets", "starts", "ends", "tokens", "pages", "texts")
+    __slots__ = ("offsets", "starts", "ends", "tokens", "pages", "texts", "continues")
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
     offsets: _containers.RepeatedScalarFieldContainer[int]
     starts: _containers.RepeatedScalarFieldContainer[int]
     ends: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     pages: _containers.RepeatedScalarFieldContainer[int]
     texts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, offsets: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., pages: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
+    continues: bool
+    def __init__(self, offsets: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., pages: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ..., continues: bool = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
     __slots__ = ("dense", "sparse", "multi_vector", "model_revision", "usage", "timings", "chunks", "embedding_id", "alias")

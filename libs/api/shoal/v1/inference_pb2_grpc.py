@@ -98,8 +98,10 @@ class InferenceServiceServicer(object):
     def EncodeStream(self, request, context):
         """The same in parts, for answers of any size: each message answers the next items of the request, in order, at least one and as
         many as have about 1 MiB, and is sent as soon as they and all before them are answered. Joined, the rows are those of Encode.
+        With `chunking` a message has the next chunks, of which those of an item may be in several messages (`Chunks.continues`): the
+        first ones are sent while later ones are computed and, of the methods SENTENCES and MARKDOWN, while the rest of the text is read.
         `usage` and `timings` are of the whole call and stand in the last message only; `model_revision` and `embedding_id` are in each. A message is above
-        1 MiB only where a single item is, such as the vectors of a text's tokens: `grpc.max_receive_message_length` must allow that.
+        1 MiB only where a single item or chunk is, such as the vectors of a text's tokens: `grpc.max_receive_message_length` must allow that.
         An error is that of Encode, and may follow messages: the messages before it are valid, and the rest is not sent.
 
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE

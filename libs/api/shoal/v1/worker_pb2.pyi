@@ -347,7 +347,7 @@ class WrittenRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., texts: _Optional[_Iterable[_Union[WrittenText, _Mapping]]] = ...) -> None: ...
 
 class WrittenText(_message.Message):
-    __slots__ = ("job_id", "router", "batch_id", "item", "page", "offset", "text")
+    __slots__ = ("job_id", "router", "batch_id", "item", "page", "offset", "text", "chunks")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTER_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
@@ -355,6 +355,7 @@ class WrittenText(_message.Message):
     PAGE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     router: str
     batch_id: str
@@ -362,7 +363,8 @@ class WrittenText(_message.Message):
     page: int
     offset: int
     text: str
-    def __init__(self, job_id: _Optional[str] = ..., router: _Optional[str] = ..., batch_id: _Optional[str] = ..., item: _Optional[int] = ..., page: _Optional[int] = ..., offset: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+    chunks: bytes
+    def __init__(self, job_id: _Optional[str] = ..., router: _Optional[str] = ..., batch_id: _Optional[str] = ..., item: _Optional[int] = ..., page: _Optional[int] = ..., offset: _Optional[int] = ..., text: _Optional[str] = ..., chunks: _Optional[bytes] = ...) -> None: ...
 
 class WrittenResponse(_message.Message):
     __slots__ = ()

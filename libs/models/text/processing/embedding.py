@@ -7,7 +7,8 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from libs.catalog.card import Card, Representation
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
 from libs.models.answer_budget import build_result
-from libs.models.results import Chunks, EncodeResult, Extraction, Result, ScoreResult
+from libs.models.results import EncodeResult, Extraction, Result, ScoreResult
 from libs.models.text.checks import (
     adapter_of,
     document_path,
@@ -32,11 +33,24 @@ from libs.models.text.checks import (
 from libs.models.text.processing import answers
 from libs.models.text.processing.chunking.dividing import (
     DEFAULT_TOKENS,
+    MAX_CHUNKS,
     check_contexts,
     check_total,
     divide,
+    divide_in_parts,
 )
-from libs.models.text.processing.chunking.span_pooling import SPANS_HEAD, SpanPooling, Window
+from libs.models.text.processing.chunking.growing import (
+    PORTION_CHARACTERS,
+    ChunkTable,
+    GrowingJob,
+    Notes,
+    computed_rows,
+    cut_outputs,
+    cut_windows,
+    notes_of,
+    rows_of,
+)
+from libs.models.text.processing.chunking.span_pooling import SPANS_HEAD, SpanPooling
 from libs.models.text.processing.pooling import MAX_VECTORS
 from libs.models.text.processing.static import StaticLookup
 from libs.models.text.tokenising.late import Kept, LateFrame
@@ -67,20 +81,6 @@ class Framed:
     sequences: list[InputSequence]
     masks: list[Kept]
     """The token vectors of each text that are returned (None: all)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Notes:
-    """The state of a job between `prepare` and `finish`."""
-
-    masks: list[Kept]
-    """`Framed.masks` of all sequences."""
-    found: list[SparseRow]
-    """Results of texts that needed no forward; they precede all others."""
-    chunks: Chunks | None = None
-    """The chunks of divided texts."""
-    windows: tuple[tuple[Window, ...], ...] = ()
-    """The windows of each divided text that is pooled by spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,8 @@ class EmbeddingProcessor:
         need_task(work, self._card)
         match work:
             case EncodeWork():
-                return self._encode(work, check_cancelled)
+                (prepared,) = deque(self.prepare_parts(work, check_cancelled), maxlen=1)
+                return prepared
             case ScoreWork():
                 return self._score(work, check_cancelled)
             case ClassifyWork():
@@ -135,7 +136,7 @@ class EmbeddingProcessor:
         check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work = prepared.work
-        if isinstance(work, EncodeWork) and cast(_Notes, prepared.notes).windows:
+        if isinstance(work, EncodeWork) and notes_of(prepared).windows:
             return self._late_vectors(work, prepared, outputs, check_cancelled)
         forms = self._forms(prepared, outputs)
         match work:
@@ -152,17 +153,62 @@ class EmbeddingProcessor:
                 )
         raise unsupported(work, self._card)
 
-    def _encode(self, work: EncodeWork, check_cancelled: CancelCheck) -> Prepared:
+    def prepare_parts(
+        self, work: EncodeWork, check_cancelled: CancelCheck = never_cancelled
+    ) -> Iterator[Prepared]:
+        """Prepare a job, and yield its prepared part as texts are read and divided.
+
+        Each result has the sequences of the one before, in the same order, and the last one has all
+        of them. Raises as `prepare`.
+        """
+        need_task(work, self._card)
         forms = asked_forms(work, self._card)
         check_encode(work, forms, self._card)
         prompt = work.instruction or prompt_of(self._card, work.role, work.adapter)
-        if work.chunking is not None:
-            return (
-                self._late_chunks(work, forms, prompt, check_cancelled)
-                if work.chunking.late
-                else self._chunks(work, forms, prompt, check_cancelled)
-            )
-        return self._whole(work, work.texts, forms, prompt, item_path, check_cancelled)
+        if work.chunking is None:
+            yield self._whole(work, work.texts, forms, prompt, item_path, check_cancelled)
+        elif work.chunking.late:
+            yield self._late_chunks(work, forms, prompt, check_cancelled)
+        else:
+            yield from self._chunks(work, forms, prompt, check_cancelled)
+
+    def finish_rows(
+        self, prepared: Prepared, outputs: Mapping[int, Output], first: int, most_bytes: int
+    ) -> EncodeResult | None:
+        """Return the vectors of the next chunks of a job that is not complete; None if the first
+        one is not computed, or if its sparse vector may have to be cut. The last chunk of a job is
+        never returned.
+
+        Args:
+            outputs: The outputs so far, by sequence.
+            first: The first chunk.
+            most_bytes: Of the vectors, as they are computed. The first one may have more.
+        """
+        notes, names = notes_of(prepared), prepared.head.split("+")
+        if notes.chunks is None or not isinstance(prepared.work, EncodeWork):
+            return None
+        offsets = notes.chunks.offsets
+        rows = computed_rows(notes.windows, offsets, outputs, first, most_bytes)
+        if rows is None:
+            return None
+        found = [outputs[index] for index in rows.sequences]
+        if notes.windows:
+            spans = [name == SPANS_HEAD for name in names]
+            found = cut_outputs(notes.windows, offsets, rows, found, spans)
+        chunks = rows_of(notes.chunks, rows.first, rows.end)
+        part = replace(
+            prepared,
+            notes=Notes(
+                [notes.masks[index] for index in rows.sequences],
+                [],
+                chunks,
+                tuple(cut_windows(notes.windows, offsets, rows)),
+            ),
+            # An item's share is divided by its chunks, which are not known before the last one.
+            answer_bytes=prepared.answer_bytes // MAX_CHUNKS * int(np.diff(chunks.offsets).max()),
+        )
+        result = cast(EncodeResult, self.finish(part, found))
+        return None if result.sparse is not None and result.sparse.truncated else result
 
     def _whole(
         self,
@@ -178,14 +224,14 @@ class EmbeddingProcessor:
             found, tokens, cut = self._static.rows(
                 texts, prompt, work.truncation, where, check_cancelled
             )
-            return Prepared(work, "sparse", [], _Notes([], found), looked_up=tokens, cut=cut)
+            return Prepared(work, "sparse", [], Notes([], found), looked_up=tokens, cut=cut)
         framed = self._adapted(
             self.framed(texts, prompt, work.role, work.truncation, where, check_cancelled),
             work.role,
             work.adapter,
         )
         check_pooled(work, framed.sequences, where)
-        return Prepared(work, "+".join(forms), framed.sequences, _Notes(framed.masks, []))
+        return Prepared(work, "+".join(forms), framed.sequences, Notes(framed.masks, []))
 
     def _chunks(
         self,
@@ -193,25 +239,42 @@ class EmbeddingProcessor:
         forms: Sequence[Representation],
         prompt: str,
         check_cancelled: CancelCheck,
-    ) -> Prepared:
-        """Prepare each chunk as a separate text, preceded by its contexts."""
-        divided, pieces, paths = [], list[str](), list[str]()
+    ) -> Iterator[Prepared]:
+        """Prepare each chunk as a separate text, preceded by its contexts. Yield the prepared
+        part as it grows.
+        """
+        job = GrowingJob(work, "+".join(forms))
         room = self.longest(work.role) - self._text.frame_tokens - self._prompt_tokens(prompt)
-        for index, text in enumerate(work.texts):
+        for index in range(len(work.texts)):
             check_cancelled()
             context = work.contexts[index] if work.contexts else ""
-            spans = divide(
-                self._text, work, index, self._room(work, index, room, context), check_cancelled
-            )
-            check_contexts(spans, context, index)
-            check_total(work, len(pieces) + len(spans), index)
-            divided.append(spans)
-            pieces += [f"{context}{span.context}{text[span.start : span.end]}" for span in spans]
-            paths += [item_path(index)] * len(spans)
-        prepared = self._whole(work, pieces, forms, prompt, paths.__getitem__, check_cancelled)
-        tokens = [sequence.tokens for sequence in prepared.sequences] or [0] * len(pieces)
-        notes = replace(cast(_Notes, prepared.notes), chunks=_table(work, divided, tokens))
-        return replace(prepared, notes=notes, fields=tuple(paths) if prepared.sequences else ())
+            own_room = self._room(work, index, room, context)
+            spans: list[Span] = []
+            for part in divide_in_parts(self._text, work, index, own_room, check_cancelled):
+                spans += part
+                check_contexts(spans, context, index)
+                job.add(index, part, context)
+                check_total(work, len(job.table), index)
+                if job.waiting_characters >= PORTION_CHARACTERS:
+                    self._prepare_waiting(job, forms, prompt, check_cancelled)
+                    if job.growth.is_due(len(job.tokens)):
+                        yield job.prepared()
+        self._prepare_waiting(job, forms, prompt, check_cancelled)
+        yield job.prepared()
+
+    def _prepare_waiting(
+        self,
+        job: GrowingJob,
+        forms: Sequence[Representation],
+        prompt: str,
+        check_cancelled: CancelCheck,
+    ) -> None:
+        """Tokenise the chunks of a job that were not tokenised yet."""
+        pieces, paths = job.take_waiting()
+        if not pieces:
+            return
+        where = paths.__getitem__
+        job.extend(self._whole(job.work, pieces, forms, prompt, where, check_cancelled), paths)
 
     def _room(self, work: EncodeWork, index: int, room: int, context: str) -> int:
         """Return the maximum tokens of a text's chunk.
@@ -270,9 +333,10 @@ class EmbeddingProcessor:
                 field="items[0].context",
             )
         adapter = adapter_of(self._card, work.role, work.adapter)
-        divided, windows, tokens = [], [], list[int]()
-        for index, text in enumerate(work.texts):
+        table, windows, tokens = ChunkTable(work), [], list[int]()
+        for index in range(len(work.texts)):
             check_cancelled()
+            text, _ = work.read_text(index)
             chunks = divide(self._text, work, index, DEFAULT_TOKENS, check_cancelled)
             check_total(work, len(tokens) + len(chunks), index)
             check_cancelled()
@@ -283,7 +347,7 @@ class EmbeddingProcessor:
                 pools_prompt=self._card.pool_prompt or not prompt,
                 path=item_path(index),
             )
-            divided.append(chunks)
+            table.add(index, chunks, text)
             windows.append(
                 tuple(
                     replace(one, sequence=replace(one.sequence, adapter=adapter)) for one in found
@@ -307,7 +371,7 @@ class EmbeddingProcessor:
             work,
             head,
             sequences,
-            _Notes(masks, [], _table(work, divided, tokens), tuple(windows)),
+            Notes(masks, [], table.chunks(tokens), tuple(windows)),
             fields=paths,
         )
 
@@ -318,7 +382,7 @@ class EmbeddingProcessor:
         outputs: Sequence[Output],
         check_cancelled: CancelCheck,
     ) -> EncodeResult:
-        notes, names = cast(_Notes, prepared.notes), prepared.head.split("+")
+        notes, names = notes_of(prepared), prepared.head.split("+")
         if self._spans is None or notes.chunks is None:
             raise TypeError("the job was not prepared for late chunks")
         columns = _columns(names, outputs)
@@ -378,7 +442,7 @@ class EmbeddingProcessor:
             work.documents, other, "document", work.truncation, document_path, check_cancelled
         )
         documents = self._adapted(documents, "document", work.adapter)
-        notes = _Notes(query.masks + documents.masks, found)
+        notes = Notes(query.masks + documents.masks, found)
         sequences = query.sequences + documents.sequences
         return Prepared(work, "+".join(forms), sequences, notes, looked_up=tokens, cut=cut)
 
@@ -397,7 +461,7 @@ class EmbeddingProcessor:
             work,
             "dense",
             texts.sequences + labels.sequences,
-            _Notes(texts.masks + labels.masks, []),
+            Notes(texts.masks + labels.masks, []),
         )
 
     def _adapted(self, framed: Framed, role: Role, named: str) -> Framed:
@@ -432,7 +496,7 @@ class EmbeddingProcessor:
         return Framed(sequences, [None] * len(sequences))
 
     def _forms(self, prepared: Prepared, outputs: Sequence[Output]) -> _Forms:
-        notes = cast(_Notes, prepared.notes)
+        notes = notes_of(prepared)
         columns = _columns(prepared.head.split("+"), outputs)
         sparse = [*notes.found, *cast("Sequence[SparseRow]", columns.get("sparse", ()))]
         rows = zip(
@@ -453,7 +517,7 @@ class EmbeddingProcessor:
         self, work: EncodeWork, prepared: Prepared, forms: _Forms, check_cancelled: CancelCheck
     ) -> EncodeResult:
         names, most = prepared.head.split("+"), prepared.answer_bytes
-        chunks = cast(_Notes, prepared.notes).chunks
+        chunks = notes_of(prepared).chunks
         if chunks is not None:
             most //= int(np.diff(chunks.offsets).max())
         return EncodeResult(
@@ -562,41 +626,6 @@ def check_pooled(work: EncodeWork, sequences: Sequence[InputSequence], where: Wh
                 f"{MAX_VECTORS:,}"
             )
             raise InputTooLong(message, field=where(index))
-
-
-def _table(work: EncodeWork, divided: Sequence[Sequence[Span]], tokens: list[int]) -> Chunks:
-    """Return the chunks of the work's texts in order. `tokens` holds those of each chunk."""
-    offsets = np.cumsum([0, *map(len, divided)]).tolist()
-    starts, ends = (
-        [getattr(span, name) for spans in divided for span in spans] for name in ("start", "end")
-    )
-    return Chunks(
-        offsets, starts, ends, tokens, pages=_pages(work, divided), texts=_texts(work, divided)
-    )
-
-
-def _pages(work: EncodeWork, divided: Sequence[Sequence[Span]]) -> list[int]:
-    """Return the page on which each chunk begins, 0 for one of a text; nothing without
-    documents.
-    """
-    if not work.page_starts:
-        return []
-    return [
-        work.page_starts[index].page_at(span.start) if index in work.page_starts else 0
-        for index, spans in enumerate(divided)
-        for span in spans
-    ]
-
-
-def _texts(work: EncodeWork, divided: Sequence[Sequence[Span]]) -> list[str]:
-    """Return the text of each chunk if the work asks for them."""
-    if work.chunking is None or not work.chunking.return_text:
-        return []
-    return [
-        text[span.start : span.end]
-        for text, spans in zip(work.texts, divided, strict=True)
-        for span in spans
-    ]
 
 
 def _label_path(number: int) -> str:

@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.models.answer_budget import build_result
-from libs.models.processor import Processor
-from libs.models.results import Extraction, ExtractResult, Result, ScoreResult
+from libs.models.processor import Processor, finish_rows, prepare_parts
+from libs.models.results import EncodeResult, Extraction, ExtractResult, Result, ScoreResult
 from libs.models.text.checks import document_path, item_path
 from libs.models.text.processing.answers import best_first, labels_reaching
 from libs.models.text.tokenising.text import TextProcessor, Where
@@ -38,6 +38,7 @@ from libs.models.work import (
     ANY_BYTES,
     CancelCheck,
     ClassifyWork,
+    EncodeWork,
     EntitiesWork,
     Given,
     InputSequence,
@@ -153,6 +154,14 @@ class WindowedProcessor:
         longest = max(cut, key=lambda index: len(windows[index]))
         check_outputs(sum(self._output_bytes(group.prepared) for group in groups), path_of(longest))
         return _joined(work, groups)
+
+    def prepare_parts(self, work: EncodeWork, check_cancelled: CancelCheck) -> Iterator[Prepared]:
+        yield from prepare_parts(self._processor, work, check_cancelled)
+
+    def finish_rows(
+        self, prepared: Prepared, outputs: Mapping[int, Output], first: int, most_bytes: int
+    ) -> EncodeResult | None:
+        return finish_rows(self._processor, prepared, outputs, first, most_bytes)
 
     def finish(
         self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck

@@ -99,6 +99,9 @@ MANY: Final = Limit(
 WRITTEN: Final = Limit(
     "a part of a text that is being generated", ("WrittenText.text",), 65_536, CHARACTERS
 )
+CHUNKS_PART: Final = Limit(
+    "chunks that are sent before the answer of their job", ("WrittenText.chunks",), 2 * MIB, BYTES
+)
 EXCEPTED: Final = Limit(
     "tenants that a pull excludes", ("PullRequest.except_tenants",), 16, ENTRIES
 )
@@ -150,6 +153,7 @@ ALL: Final = (
     POOL,
     MANY,
     WRITTEN,
+    CHUNKS_PART,
     EXCEPTED,
     TENANT,
     WORDS,

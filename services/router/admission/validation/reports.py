@@ -78,6 +78,7 @@ def check_written(request: worker_pb2.WrittenRequest) -> None:
         for name in ("job_id", "router", "batch_id"):
             _check_name(getattr(part, name), f"texts[{index}].{name}")
         limits.WRITTEN.check(len(part.text), f"texts[{index}].text")
+        limits.CHUNKS_PART.check(len(part.chunks), f"texts[{index}].chunks")
 
 
 def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:

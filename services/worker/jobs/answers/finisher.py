@@ -13,18 +13,17 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
 from libs.errors import InternalError, ShoalError
-from libs.models import EncodeWork, GeneratedIds, Output, Prepared, SparseRow
+from libs.models import EncodeWork, GeneratedIds, Output, SparseRow
 from libs.models.work import CancelCheck
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.jobs.answers.delivery import Delivery
 from services.worker.jobs.answers.fp32_fallback import Fp32Fallback, nonfinite_outputs
-from services.worker.jobs.answers.streamed import StreamedParts
+from services.worker.jobs.answers.streamed import StreamedParts, within_share
 from services.worker.jobs.held import HeldJob, Unwanted
 from services.worker.mesh import codec
 from services.worker.mesh.codec import Timings
@@ -123,6 +122,9 @@ class Finisher:
     def stream(self, job: HeldJob, index: int, ids: list[int]) -> None:
         self._loop.call_soon_threadsafe(self._parts.add, job, index, ids)
 
+    def computed(self, job: HeldJob) -> None:
+        self._loop.call_soon_threadsafe(self._parts.add_chunks, job)
+
     def device_changed(self) -> None:
         self._loop.call_soon_threadsafe(self._wake.set)
 
@@ -199,7 +201,7 @@ def _serialised_answer(held: HeldJob, check_cancelled: CancelCheck) -> bytes:
     model = held.resident.model
     outputs = [held.outputs[index] for index in range(len(held.ready.sequences))]
     result = model.finish(
-        _within_share(held.ready, held.job.item_answer_bytes), outputs, check_cancelled
+        within_share(held.ready, held.job.item_answer_bytes), outputs, check_cancelled
     )
     made = time.monotonic()
     metrics.FINISH_SECONDS.labels(held.resident.name).observe(made - started)
@@ -214,15 +216,6 @@ def _serialised_answer(held: HeldJob, check_cancelled: CancelCheck) -> bytes:
         cut=held.ready.cut_texts,
         check_cancelled=check_cancelled,
     )
-
-
-def _within_share(prepared: Prepared, answer_bytes: int) -> Prepared:
-    """Limit the bytes of one item's result. Dense vectors, which are most jobs, have a known size
-    and need no limit.
-    """
-    if not answer_bytes or prepared.head == "dense":
-        return prepared
-    return replace(prepared, answer_bytes=answer_bytes)
 
 
 def _failed(held: HeldJob, error: ShoalError) -> bytes:

@@ -26,7 +26,7 @@ from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
 from libs.errors import DeadlinePassed, OutOfMemory, ShoalError
-from libs.models import InputSequence, Unfinished, YieldPoint, never_yield
+from libs.models import InputSequence, Prepared, Unfinished, YieldPoint, never_yield
 from libs.models.pending import LaunchesBatches, PendingBatch
 from libs.telemetry import metrics
 from libs.telemetry.logs import Value, fields
@@ -107,6 +107,9 @@ class Outcomes(Protocol):
 
     def stream(self, job: HeldJob, index: int, ids: list[int]) -> None:
         """Stream an unfinished sequence. `ids` has all its tokens so far."""
+
+    def computed(self, job: HeldJob) -> None:
+        """Report that sequences of a job with `streams_chunks` are computed."""
 
     def device_changed(self) -> None:
         """Report that a forward pass began, or that the device has nothing left to do."""
@@ -262,25 +265,43 @@ class Runner:
         """
         return max(0.0, self._free_at - self._clock())
 
-    def add(self, jobs: Collection[HeldJob]) -> None:
-        """Queue prepared jobs for the device. Each must have at least one sequence without a known
-        output.
+    def add(self, jobs: Collection[HeldJob]) -> list[HeldJob]:
+        """Queue prepared jobs for the device, and return those that are complete already.
+
+        A job that was growing may be added again with its further sequences (`grow`).
         """
         with self._condition:
-            now = self._clock()
-            for held in jobs:
-                prepared = held.ready
-                self._jobs[held.number] = held
-                self._meters[held.resident.name] = held.resident.meter
-                for head, indices in prepared.groups().items():
-                    waiting = [
-                        Waiting(held.number, index, prepared.sequences[index].tokens, now)
-                        for index in indices
-                    ]
-                    self._waiting_room.add(
-                        Group(held.resident.name, head), waiting, held.flow, held.weight
-                    )
+            complete = [held for held in jobs if self._add(held, held.ready, is_growing=False)]
             self._condition.notify()
+        return complete
+
+    def grow(self, held: HeldJob, prepared: Prepared) -> None:
+        """Queue the further sequences of a job that is still prepared."""
+        with self._condition:
+            self._add(held, prepared, is_growing=True)
+            self._condition.notify()
+
+    def _add(self, held: HeldJob, prepared: Prepared, *, is_growing: bool) -> bool:
+        """Queue the sequences of a job that were not queued yet. Return whether it is complete."""
+        first = held.queued
+        if first and held.number not in self._jobs:
+            return False  # it got its outcome
+        held.prepared, held.is_growing = prepared, is_growing
+        held.queued = len(prepared.sequences)
+        if held.is_complete:
+            self._forget([held] if first else [])
+            return True
+        now = self._clock()
+        self._jobs[held.number] = held
+        self._meters[held.resident.name] = held.resident.meter
+        for head, indices in prepared.groups().items():
+            waiting = [
+                Waiting(held.number, index, prepared.sequences[index].tokens, now)
+                for index in indices
+                if index >= first
+            ]
+            self._waiting_room.add(Group(held.resident.name, head), waiting, held.flow, held.weight)
+        return False
 
     def _main(self) -> None:
         try:
@@ -708,8 +729,12 @@ class Runner:
             if isinstance(outcome, OutOfMemory):
                 outcome.field = item_path(held.ready, one.index)
             broken.setdefault(held, outcome)
-        finished = [held for held in dict.fromkeys(jobs) if held.is_complete]
         with self._condition:
+            finished = [
+                held
+                for held in dict.fromkeys(jobs)
+                if held.is_complete and held.number in self._jobs
+            ]
             self._computing.remove(_model_and_callers(batch))
             if self._stopping:
                 return
@@ -719,7 +744,10 @@ class Runner:
             self._forget([*broken, *finished])
             is_idle = is_last and not self._waiting_room.tokens
         for held, error in broken.items():
+            held.unwanted |= held.is_growing  # ends its preparation
             self._outcomes.failed(held, error)
+        for held in [held for held in dict.fromkeys(jobs) if held.streams_chunks]:
+            self._outcomes.computed(held)
         if finished:
             self._outcomes.finished(finished, is_idle=is_idle)
 

@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -25,6 +25,7 @@ from libs.errors import InternalError, ShoalError
 from libs.models import CancelCheck, EncodeWork, Prepared, Work, with_truncation
 from libs.models.documents import has_documents, with_pages
 from libs.models.images.memory import reserving
+from libs.models.model import ComputesChunks
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.jobs import spans
@@ -180,8 +181,10 @@ class Intake:
             else:
                 held.span.failed(error)
                 failures.append((held, codec.failed(error, first_item=held.job.first_item)))
-        self._runner.add([held for held in ready if not held.is_complete])
-        self._finisher.finished([held for held in ready if held.is_complete], is_idle=True)
+                if held.queued:
+                    held.unwanted = True
+                    self._runner.wake()  # to drop its sequences
+        self._finisher.finished(self._runner.add(ready), is_idle=True)
         self._loop.call_soon_threadsafe(self._prepared, jobs[0].lease, ready, failures)
 
     def _check_cancelled(self, held: HeldJob, give_way: GiveWay) -> None:
@@ -216,12 +219,16 @@ class Intake:
                 budget = TextBudget(held.job.document_pages, held.job.document_bytes)
                 work = with_pages(work, files, reader, check_cancelled, budget)
             del files
-            held.prepared = _adapted(
-                self._prepare_work(held, work, check_cancelled), held.lease.lane.adapter
-            )
-            held.outputs.update(held.prepared.known)
-            metrics.IMAGE_CACHE_EVENTS.labels("hit").inc(len(held.prepared.known))
-            held.learnt = whole_texts(work, held.prepared, held.resident.model.card)
+            held.streams_chunks = _streams_chunks(held.job, work)
+            for part in self._prepare_work(held, work, check_cancelled):
+                prepared = _adapted(part, held.lease.lane.adapter)
+                if isinstance(work, EncodeWork) and work.chunking is not None:
+                    self._runner.grow(held, prepared)
+                else:
+                    held.prepared = prepared
+            held.outputs.update(held.ready.known)
+            metrics.IMAGE_CACHE_EVENTS.labels("hit").inc(len(held.ready.known))
+            held.learnt = whole_texts(work, held.ready, held.resident.model.card)
         except Unwanted:
             raise
         except ShoalError as error:
@@ -237,13 +244,20 @@ class Intake:
         held.span.stage("prepare", started, ended)
         return None
 
-    def _prepare_work(self, held: HeldJob, work: Work, check_cancelled: CancelCheck) -> Prepared:
+    def _prepare_work(
+        self, held: HeldJob, work: Work, check_cancelled: CancelCheck
+    ) -> Iterator[Prepared]:
+        """Yield the prepared part of a job as it grows. The last result is the whole job."""
         model = held.resident.model
         work = with_truncation(work, model.card)
         if model.card.images is None:
-            return model.prepare(work, check_cancelled)
+            if isinstance(model, ComputesChunks):
+                yield from model.prepare_parts(work, check_cancelled)
+            else:
+                yield model.prepare(work, check_cancelled)
+            return
         with reserving(partial(self._residency.decoding.reserve, check=partial(self._check, held))):
-            return model.prepare(work, check_cancelled)
+            yield model.prepare(work, check_cancelled)
 
     def _prepared(
         self, lease: Lease, ready: list[HeldJob], failures: list[tuple[HeldJob, bytes]]
@@ -260,6 +274,18 @@ class Intake:
 
 def _lease(response: worker_pb2.PullResponse, pulled_at: float = 0.0) -> Lease:
     return Lease(response.lane, response.batch_id, response.lease_ms / 1000, pulled_at=pulled_at)
+
+
+def _streams_chunks(job: worker_pb2.Job, work: Work) -> bool:
+    """Return whether the job's chunks are sent before its answer. Merging similar vectors takes
+    longer than computing them, so it is done once, for the answer.
+    """
+    return (
+        bool(job.written_to)
+        and isinstance(work, EncodeWork)
+        and work.chunking is not None
+        and work.pooling_factor <= 1
+    )
 
 
 def _longest(card: Card) -> int:

@@ -1,17 +1,18 @@
 """Divide texts into chunks by sentences, tokens, Markdown, or the caller's spans.
 
-`embedding.py` calls it in a worker's preparing threads. The package semantic-text-splitter
-(Unicode's rules for sentences and words, CommonMark) selects the ends of chunks by the tokens that
-the model's tokenizer makes of candidates. It runs without the interpreter's lock and calls
-`check_cancelled` before it counts each candidate, so that a job can be cancelled and yields to
-others.
+`embedding.py` calls it in a worker's preparing threads. Sentences and Markdown are divided as the
+text is read, so the first chunks of a document are known before its last pages. The package
+semantic-text-splitter (Unicode's rules for sentences and words, CommonMark) selects the ends of
+chunks by the tokens that the model's tokenizer makes of candidates. It runs without the
+interpreter's lock and calls `check_cancelled` before it counts each candidate, so that a job can be
+cancelled and yields to others.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -67,29 +68,60 @@ class Splitter(Protocol):
 def divide(
     text: TextProcessor, work: EncodeWork, index: int, room: int, check_cancelled: CancelCheck
 ) -> list[Span]:
-    """Return the chunks of text `index` of a work with `chunking`, in order; at least one.
+    """Return all chunks of a text, as `divide_in_parts` does."""
+    return [
+        span for part in divide_in_parts(text, work, index, room, check_cancelled) for span in part
+    ]
+
+
+def divide_in_parts(
+    text: TextProcessor, work: EncodeWork, index: int, room: int, check_cancelled: CancelCheck
+) -> Iterator[list[Span]]:
+    """Yield the chunks of text `index` of a work with `chunking`, in order; at least one.
+
+    Sentences and Markdown are yielded as the text is read, other chunks all at a time.
 
     Raises InvalidInput for more than MAX_CHUNKS, TaskNotSupported without semantic-text-splitter.
 
     Args:
         room: Maximum tokens of a chunk.
     """
-    chunking, own = _chunking(work), work.texts[index]
+    chunking = _chunking(work)
     if chunking.method == "spans":
-        return list(work.spans[index])
+        yield list(work.spans[index])
+        return
     most = chunking.max_tokens or min(DEFAULT_TOKENS, room)
     check_cancelled()
+    own, is_whole = work.read_text(index, 0)
+    most_tokens = (most - chunking.overlap) * MAX_CHUNKS
+    if is_whole and len(own) > most_tokens:
+        whole = text.encode_whole(own, check_cancelled=check_cancelled)
+        if len(whole.starts) > most_tokens:
+            raise _too_many(index)
+        del whole
+    count = 0
+    for part in (
+        _tokens_of(text, work, index, most, check_cancelled)
+        if chunking.method == "tokens"
+        else _by_sense(_Sizes(text, work, index, most, check_cancelled), chunking)
+    ):
+        count += len(part)
+        if count > MAX_CHUNKS:
+            raise _too_many(index)
+        if part:
+            yield part
+    if not count:
+        yield [Span(0, len(work.read_text(index)[0]))]
+
+
+def _tokens_of(
+    text: TextProcessor, work: EncodeWork, index: int, most: int, check_cancelled: CancelCheck
+) -> Iterator[list[Span]]:
+    """Yield the chunks of a text by tokens. They depend on the tokens of all of it."""
+    own, _ = work.read_text(index)
     whole = text.encode_whole(own, check_cancelled=check_cancelled)
     check_cancelled()
-    if len(whole.starts) > (most - chunking.overlap) * MAX_CHUNKS:
-        raise _too_many(index)
-    if chunking.method == "tokens":
-        found = by_tokens(own, whole, most, chunking.overlap)
-    else:
-        found = _by_sense(_Sizes(text, own, whole, most, check_cancelled), chunking, index)
-    if len(found) > MAX_CHUNKS:
-        raise _too_many(index)
-    return found or [Span(0, len(own))]
+    yield by_tokens(own, whole, most, _chunking(work).overlap)
 
 
 def check_total(work: EncodeWork, chunks: int, index: int) -> None:
@@ -203,36 +235,45 @@ def _chunking(work: EncodeWork) -> Chunking:
 
 
 class _Sizes:
-    """The tokens of parts of a text. Most parts are far from the requested size and are counted by
-    the tokens of the whole text, because a part's tokens differ from these only at its ends."""
+    """The tokens of parts of a window of a text. Most parts are far from the requested size and are
+    counted by the tokens of the window, because a part's tokens differ from these only at its ends.
+    """
 
     def __init__(
         self,
         text: TextProcessor,
-        own: str,
-        whole: WholeText,
+        work: EncodeWork,
+        index: int,
         most: int,
         check_cancelled: CancelCheck,
     ) -> None:
-        self.own, self.most = own, most
-        self._text, self._go_on = text, check_cancelled
-        self._starts = np.maximum.accumulate(whole.starts)
-        # State: the part of the text that is divided, where the last part was found in it, and the
-        # parts that are known to fit.
-        self._window = (0, len(own))
+        self.most = most
+        self.window, self.is_last = "", False
+        self._text, self._work, self._index = text, work, index
+        self._go_on = check_cancelled
+        # State: the place of the window, the tokens in it, where the last part was found in it, and
+        # the parts that are known to fit.
+        self._place = (0, 0)
+        self._starts: NDArray[np.int64] = np.zeros(0, np.int64)
         self._near = 0
         self._fitting: set[str] = set()
 
     @property
     def mean_characters(self) -> int:
         """Characters of a token."""
-        return max(1, len(self.own) // max(1, len(self._starts)))
+        return max(1, len(self.window) // max(1, len(self._starts)))
 
-    def enter(self, begin: int, end: int) -> str:
-        """Let parts be those of a window of the text. Return the window."""
-        self._window, self._near = (begin, end), begin
+    def enter(self, begin: int, length: int) -> None:
+        """Read the text up to the end of a window, and let parts be those of it."""
+        if self._place == (begin, length):
+            return
+        own, is_whole = self._work.read_text(self._index, begin + length + 1)
+        self._place, self._near = (begin, length), 0
+        self.window = own[begin : begin + length]
+        self.is_last = is_whole and begin + length >= len(own)
+        whole = self._text.encode_whole(self.window, check_cancelled=self._go_on)
+        self._starts = np.maximum.accumulate(whole.starts)
         self._fitting.clear()
-        return self.own[begin:end]
 
     def count(self, part: str) -> int:
         """Return the tokens of a part; an estimate if that is not near `most`."""
@@ -270,16 +311,15 @@ class _Sizes:
         """Return a position of the part in the window: any one, because equal parts have equal
         tokens.
         """
-        begin, end = self._window
-        place = self.own.find(part, self._near, end)
+        place = self.window.find(part, self._near)
         if place < 0:
-            place = self.own.find(part, begin, end)
-        self._near = max(place, begin)
+            place = self.window.find(part)
+        self._near = max(place, 0)
         return place
 
 
-def _by_sense(sizes: _Sizes, chunking: Chunking, index: int) -> list[Span]:
-    """Divide by sentences or Markdown.
+def _by_sense(sizes: _Sizes, chunking: Chunking) -> Iterator[list[Span]]:
+    """Yield the chunks of each window of a text, divided by sentences or Markdown.
 
     The package assumes that a longer part has more tokens, and leaves some chunks too large if a
     tokenizer makes more tokens of a part than of the whole: these are divided further.
@@ -289,26 +329,23 @@ def _by_sense(sizes: _Sizes, chunking: Chunking, index: int) -> list[Span]:
     next window begins where the last one does.
     """
     splitter = _splitter(chunking, sizes.most, sizes.count)
-    least = max(WINDOW, _WINDOW_CHUNKS * sizes.most * sizes.mean_characters)
-    found: list[Span] = []
+    sizes.enter(0, WINDOW)
+    least = max(WINDOW, 0 if sizes.is_last else _WINDOW_CHUNKS * sizes.most * sizes.mean_characters)
     begin, length = 0, least
     while True:
-        end = min(begin + length, len(sizes.own))
-        window = sizes.enter(begin, end)
-        chunks = splitter.chunk_indices(window)
-        kept = len(chunks) if end == len(sizes.own) else _kept(window, chunks, chunking)
-        if kept < 1 and end < len(sizes.own):
+        sizes.enter(begin, length)
+        chunks = splitter.chunk_indices(sizes.window)
+        kept = len(chunks) if sizes.is_last else _kept(sizes.window, chunks, chunking)
+        if kept < 1 and not sizes.is_last:
             length *= 2  # a chunk, or white space, of more than a window
             continue
-        for start, chunk in chunks[:kept]:
-            found += [
-                Span(begin + start + piece.start, begin + start + piece.end)
-                for piece in sizes.fitting(chunk)
-            ]
-        if end == len(sizes.own):
-            return found
-        if len(found) > MAX_CHUNKS:
-            raise _too_many(index)
+        yield [
+            Span(begin + start + piece.start, begin + start + piece.end)
+            for start, chunk in chunks[:kept]
+            for piece in sizes.fitting(chunk)
+        ]
+        if sizes.is_last:
+            return
         begin, length = begin + chunks[kept][0], least
 
 

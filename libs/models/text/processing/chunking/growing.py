@@ -1,0 +1,326 @@
+"""The chunks of a job while its texts are read, and the vectors of those that were computed.
+
+A worker divides texts and computes vectors at the same time: `GrowingJob` collects the prepared
+chunks, and `computed_rows` selects the first chunks of which all vectors are computed, so
+that they can be sent before the answer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+import numpy as np
+
+from libs.models.results import Chunks
+from libs.models.text.checks import item_path
+from libs.models.text.processing.chunking.span_pooling import Window
+from libs.models.text.tokenising.late import Kept
+from libs.models.work import (
+    EncodeWork,
+    GeneratedIds,
+    InputSequence,
+    Output,
+    Prepared,
+    Span,
+    SparseRow,
+    is_finite,
+)
+
+PORTION_CHARACTERS: Final = 8192
+"""Characters of chunks that are tokenised together, several milliseconds of work."""
+_GROWTH_DIVISOR: Final = 4
+"""A job is passed on again when it has grown by this part, so that copies of it cost a constant
+factor."""
+
+
+class ChunkTable:
+    """The chunks of a work's texts so far, in order."""
+
+    def __init__(self, work: EncodeWork) -> None:
+        self._work = work
+        self._offsets = [0]
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._pages: list[int] = []
+        self._texts: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, index: int, spans: Sequence[Span], own: str) -> None:
+        """Add chunks of the last text that has some, or of the next one.
+
+        Args:
+            own: The text, as far as it was read.
+        """
+        work = self._work
+        if index == len(self._offsets) - 1:
+            self._offsets.append(self._offsets[-1])
+        self._offsets[-1] += len(spans)
+        self._starts += [span.start for span in spans]
+        self._ends += [span.end for span in spans]
+        if work.documents:
+            document = work.documents.get(index)
+            pages = None if document is None else document.pages
+            self._pages += [0 if pages is None else pages.page_at(span.start) for span in spans]
+        if work.chunking is not None and work.chunking.return_text:
+            self._texts += [own[span.start : span.end] for span in spans]
+
+    def chunks(self, tokens: Sequence[int]) -> Chunks:
+        """Return the chunks so far. `tokens` holds those of each one."""
+        return Chunks(
+            list(self._offsets),
+            list(self._starts),
+            list(self._ends),
+            list(tokens),
+            pages=list(self._pages),
+            texts=list(self._texts),
+        )
+
+
+class Growth:
+    """Decides when to pass on a job that grows."""
+
+    def __init__(self) -> None:
+        self._passed_on = 0
+
+    def is_due(self, chunks: int) -> bool:
+        """Return whether a job of this many chunks has grown enough since it was passed on."""
+        if chunks - self._passed_on <= self._passed_on // _GROWTH_DIVISOR:
+            return False
+        self._passed_on = chunks
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """The state of a job between `prepare` and `finish`."""
+
+    masks: list[Kept]
+    """`Framed.masks` of all sequences."""
+    found: list[SparseRow]
+    """Results of texts that needed no forward; they precede all others."""
+    chunks: Chunks | None = None
+    """The chunks of divided texts."""
+    windows: tuple[tuple[Window, ...], ...] = ()
+    """The windows of each divided text that is pooled by spans."""
+
+
+def notes_of(prepared: Prepared) -> Notes:
+    """Return the state of a job of an embedding model."""
+    return cast(Notes, prepared.notes)
+
+
+class GrowingJob:
+    """The prepared part of a job with chunks, each of which is a sequence or was looked up."""
+
+    def __init__(self, work: EncodeWork, head: str) -> None:
+        self.work, self._head = work, head
+        self.table, self.growth = ChunkTable(work), Growth()
+        self.tokens: list[int] = []
+        self.waiting_characters = 0
+        # State: chunks that are not tokenised yet, with their paths; and the parts of the prepared
+        # job and its notes.
+        self._waiting: list[str] = []
+        self._waiting_paths: list[str] = []
+        self._sequences: list[InputSequence] = []
+        self._paths: list[str] = []
+        self._masks: list[Kept] = []
+        self._found: list[SparseRow] = []
+        self._looked_up = 0
+        self._cut: tuple[str, ...] = ()
+
+    def add(self, index: int, spans: Sequence[Span], context: str) -> None:
+        """Add chunks of a text, to be tokenised later."""
+        own, _ = self.work.read_text(index, 0)
+        self.table.add(index, spans, own)
+        pieces = [f"{context}{span.context}{own[span.start : span.end]}" for span in spans]
+        self._waiting += pieces
+        self._waiting_paths += [item_path(index)] * len(spans)
+        self.waiting_characters += sum(map(len, pieces))
+
+    def take_waiting(self) -> tuple[list[str], list[str]]:
+        """Return the chunks that are not tokenised yet, and their paths, and forget them."""
+        found = self._waiting, self._waiting_paths
+        self._waiting, self._waiting_paths, self.waiting_characters = [], [], 0
+        return found
+
+    def extend(self, part: Prepared, paths: Sequence[str]) -> None:
+        """Add tokenised chunks."""
+        notes = notes_of(part)
+        self.tokens += [one.tokens for one in part.sequences] or [0] * len(paths)
+        self._sequences += part.sequences
+        self._paths += paths if part.sequences else ()
+        self._masks += notes.masks
+        self._found += notes.found
+        self._looked_up += part.looked_up
+        self._cut += part.cut
+
+    def prepared(self) -> Prepared:
+        """Return the prepared part. Earlier results stay valid for their sequences."""
+        return Prepared(
+            self.work,
+            self._head if self._sequences else "sparse",
+            list(self._sequences),
+            Notes(list(self._masks), list(self._found), self.table.chunks(self.tokens)),
+            looked_up=self._looked_up,
+            cut=self._cut,
+            fields=tuple(self._paths),
+        )
+
+
+def rows_of(chunks: Chunks, first: int, end: int) -> Chunks:
+    """Return some of the chunks. The first one may continue a text."""
+    low = bisect_right(chunks.offsets, first) - 1
+    high = bisect_left(chunks.offsets, end)
+    offsets = [min(max(one, first), end) - first for one in chunks.offsets[low : high + 1]]
+    return Chunks(
+        offsets,
+        chunks.starts[first:end],
+        chunks.ends[first:end],
+        chunks.tokens[first:end],
+        pages=chunks.pages[first:end],
+        texts=chunks.texts[first:end],
+        continues=first > chunks.offsets[low],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Chunks `first` to `end` of a job, and the indices of the sequences of their vectors."""
+
+    first: int
+    end: int
+    sequences: Sequence[int]
+
+
+def computed_rows(
+    windows: Sequence[Sequence[Window]],
+    offsets: Sequence[int],
+    outputs: Mapping[int, Output],
+    first: int,
+    most_bytes: int,
+) -> Rows | None:
+    """Return the next chunks from `first` on of which all vectors are computed; None without any.
+
+    Args:
+        windows: The windows of each text that has late chunks, in the order of the sequences;
+            empty if each chunk is a sequence.
+        offsets: The first chunk of each text, and the end.
+        most_bytes: Of the vectors of all returned chunks, as they are computed. The first one may
+            have more.
+    """
+    sizes = _late_sizes(windows, offsets, outputs, first) if windows else _sizes(outputs, first)
+    end, left = first, most_bytes
+    for size in sizes:
+        left -= size
+        if left < 0 and end > first:
+            break
+        end += 1
+    end = min(end, offsets[-1] - 1)  # the last chunk is left to the answer
+    if end <= first:
+        return None
+    if not windows:
+        return Rows(first, end, range(first, end))
+    return Rows(first, end, [index for index, _ in _with_chunks(windows, offsets, first, end)])
+
+
+def _sizes(outputs: Mapping[int, Output], first: int) -> Iterator[int]:
+    """Yield the bytes of each chunk from `first` on that is computed."""
+    index = first
+    while (output := outputs.get(index)) is not None and is_finite(output):
+        yield bytes_of(output)
+        index += 1
+
+
+def _late_sizes(
+    windows: Sequence[Sequence[Window]],
+    offsets: Sequence[int],
+    outputs: Mapping[int, Output],
+    first: int,
+) -> Iterator[int]:
+    """Yield the bytes of each late chunk from `first` on of which all windows are computed."""
+    sizes = np.zeros(offsets[-1] - first, np.int64)
+    is_open = np.zeros(offsets[-1] - first, np.bool_)
+    for index, (window, base) in enumerate(
+        (window, base) for own, base in zip(windows, offsets, strict=False) for window in own
+    ):
+        rows = window.chunks + base - first
+        output = outputs.get(index)
+        if output is None or not is_finite(output):
+            is_open[rows[rows >= 0]] = True
+        elif len(rows) and rows[-1] >= 0:
+            sizes[rows[rows >= 0]] += bytes_of(output) // len(rows)
+    yield from sizes[: int(is_open.argmax()) if is_open.any() else len(sizes)].tolist()
+
+
+def _with_chunks(
+    windows: Sequence[Sequence[Window]], offsets: Sequence[int], first: int, end: int
+) -> Iterator[tuple[int, Window]]:
+    """Yield the windows that have some of the chunks, with their sequences."""
+    index = 0
+    for own, base in zip(windows, offsets, strict=False):
+        for window in own:
+            chunks = window.chunks + base
+            if bool(((chunks >= first) & (chunks < end)).any()):
+                yield index, window
+            index += 1
+
+
+def cut_windows(
+    windows: Sequence[Sequence[Window]], offsets: Sequence[int], rows: Rows
+) -> list[tuple[Window, ...]]:
+    """Return the windows of each text that has some of the chunks, without their other chunks."""
+    found = []
+    for own, base, end in zip(windows, offsets, offsets[1:], strict=False):
+        low, high = max(rows.first, base) - base, min(rows.end, end) - base
+        if low < high:
+            cut = (_cut_window(window, low, high) for window in own)
+            found.append(tuple(window for window in cut if len(window.chunks)))
+    return found
+
+
+def cut_outputs(
+    windows: Sequence[Sequence[Window]],
+    offsets: Sequence[int],
+    rows: Rows,
+    outputs: Sequence[Output],
+    spans: Sequence[bool],
+) -> list[Output]:
+    """Return the outputs of the windows that `cut_windows` returns.
+
+    Args:
+        outputs: The output of each of `rows.sequences`.
+        spans: Whether each head pools spans, so that its output has a row for each chunk; those of
+            other heads have a row for each token.
+    """
+    bases = [base for own, base in zip(windows, offsets, strict=False) for _ in own]
+    flat = [window for own in windows for window in own]
+    found: list[Output] = []
+    for index, output in zip(rows.sequences, outputs, strict=True):
+        chunks = flat[index].chunks + bases[index]
+        kept = (chunks >= rows.first) & (chunks < rows.end)
+        parts = output if isinstance(output, tuple) else (output,)
+        cut = tuple(
+            part[kept] if is_span and isinstance(part, np.ndarray) else part
+            for part, is_span in zip(parts, spans, strict=True)
+        )
+        found.append(cut if isinstance(output, tuple) else cut[0])
+    return found
+
+
+def _cut_window(window: Window, low: int, high: int) -> Window:
+    kept = (window.chunks >= low) & (window.chunks < high)
+    return replace(window, chunks=window.chunks[kept] - low, rows=window.rows[kept])
+
+
+def bytes_of(output: Output) -> int:
+    """Return the bytes of an output's numbers."""
+    if isinstance(output, tuple):
+        return sum(map(bytes_of, output))
+    if isinstance(output, SparseRow):
+        return output.values.nbytes + output.indices.nbytes
+    return output.ids.nbytes if isinstance(output, GeneratedIds) else output.nbytes
