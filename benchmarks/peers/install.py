@@ -1,5 +1,5 @@
-"""Install the peers that benchmarks compare with, each into an environment of its own:
-`python -m benchmarks.peers.install`, or `make bench-peers`.
+"""Install the peers that benchmarks compare with, each into a separate environment: `python -m
+benchmarks.peers.install`, or `make bench-peers`.
 
 A library (OpenVINO, ONNX Runtime, CTranslate2, candle) runs in this package's process
 (`engine.py`), so its environment also sees the project's packages. A server (Infinity, vLLM) has

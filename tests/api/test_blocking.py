@@ -33,7 +33,7 @@ def test_clients_have_the_same_verbs() -> None:
         (shoal.client.Models, shoal.client.AsyncModels),
         (shoal.client.Aliases, shoal.client.AsyncAliases),
     ):
-        others = ("aliases", "close", "extract_stream", "models", "watch")
+        others = ("aliases", "close", "encode_stream", "extract_stream", "models", "watch")
         for name in (
             name for name in vars(awaited) if not name.startswith("_") and name not in others
         ):
@@ -42,6 +42,10 @@ def test_clients_have_the_same_verbs() -> None:
             assert mine.__doc__ == theirs.__doc__
             assert inspect.iscoroutinefunction(theirs)
             assert not inspect.iscoroutinefunction(mine)
+    for name in ("encode_stream", "extract_stream"):
+        mine, theirs = getattr(shoal.Client, name), getattr(shoal.AsyncClient, name)
+        assert inspect.signature(mine).parameters == inspect.signature(theirs).parameters
+        assert mine.__doc__ == theirs.__doc__
 
 
 def test_paths_are_those_of_the_protos() -> None:
