@@ -161,6 +161,8 @@ class InferenceServiceServicer(object):
         that are ready together are sent together. Each call is treated, limited, counted and answered as if it had been made alone; they are
         answered in any order. A credential that is not valid any more ends the stream, and so does the router after four minutes: its
         calls in progress may be repeated with the same request id.
+
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -111,6 +111,8 @@ class InferenceServiceStub:
     that are ready together are sent together. Each call is treated, limited, counted and answered as if it had been made alone; they are
     answered in any order. A credential that is not valid any more ends the stream, and so does the router after four minutes: its
     calls in progress may be repeated with the same request id.
+
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
 
 class InferenceServiceAsyncStub:
@@ -205,6 +207,8 @@ class InferenceServiceAsyncStub:
     that are ready together are sent together. Each call is treated, limited, counted and answered as if it had been made alone; they are
     answered in any order. A credential that is not valid any more ends the stream, and so does the router after four minutes: its
     calls in progress may be repeated with the same request id.
+
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
 
 class InferenceServiceServicer(metaclass=abc.ABCMeta):
@@ -315,6 +319,8 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         that are ready together are sent together. Each call is treated, limited, counted and answered as if it had been made alone; they are
         answered in any order. A credential that is not valid any more ends the stream, and so does the router after four minutes: its
         calls in progress may be repeated with the same request id.
+
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

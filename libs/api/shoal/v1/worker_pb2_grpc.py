@@ -58,8 +58,10 @@ class WorkerServiceServicer(object):
         - `pull` (PullRequest, PullResponse) waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer
         means that none arrived.
         - `complete` (CompleteRequest, CompleteResponse) returns results, failures and unfinished jobs of a leased batch.
-        - `written` (WrittenRequest, WrittenResponse) passes on what models have written so far. It may be lost.
+        - `written` (WrittenRequest, WrittenResponse) passes on what models have written or computed so far. It may be lost.
         A router ends a stream of four minutes; workers open another one every half minute, which may reach another router.
+
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
