@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import Final, cast
 
 import torch
 
@@ -13,6 +14,9 @@ from libs.errors import ModelBroken
 from libs.models.model import Model
 from libs.models.packed_model import PackedModel
 from libs.models.source import Source
+
+WRITER: Final = "writer"
+"""The kind of generative models."""
 
 
 def load_model(
@@ -26,13 +30,14 @@ def load_model(
     """Load a model that is not generative, as `load_served_model` does. Raises ModelBroken for
     others.
     """
-    model = load_served_model(directory, model_id, device, dtype, overrides, base)
-    if not isinstance(model, PackedModel):
+    _, kind = detect(directory, model_id, overrides, base)
+    if kind.name == WRITER:  # before its weights are read
         raise ModelBroken(
-            f"models of the kind {model.card.kind!r}, such as {model.card.model}, have no vectors, "
-            "scores or labels"
+            f"models of the kind {kind.name!r}, such as {model_id}, have no vectors, scores or "
+            "labels"
         )
-    return model
+    model = load_served_model(directory, model_id, device, dtype, overrides, base)
+    return cast("PackedModel", model)
 
 
 def load_served_model(
