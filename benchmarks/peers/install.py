@@ -3,8 +3,8 @@ benchmarks.peers.install`, or `make bench-peers`.
 
 A library (OpenVINO, ONNX Runtime, CTranslate2, candle) runs in this package's process
 (`engine.py`), so its environment also sees the project's packages. A server (Infinity, vLLM) has
-none of them. All requirements are pinned and installed without resolving, because an open range of
-torch would bring gigabytes of CUDA libraries.
+none of them. Requirements are pinned, because an open range of torch would bring gigabytes of CUDA
+libraries, and installed without resolving, except those of Infinity.
 """
 
 from __future__ import annotations

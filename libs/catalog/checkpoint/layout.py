@@ -51,7 +51,7 @@ _NOT_SERVED: dict[str, str] = {
         "GTE (model_type 'new', such as Alibaba-NLP/gte-multilingual-base)"
     ),
 }
-"""Families that users ask for and that are not served: what to use instead."""
+"""Families that users ask for and that are not served, each with an alternative."""
 _TOKENIZER_HEAD_BYTES = 1 << 12
 _SAVED_SIDE = re.compile(rb'"truncation"\s*:\s*\{[^{}]*"direction"\s*:\s*"(Left|Right)"')
 _SIDES: dict[str, Truncation] = {"right": "end", "left": "start"}

@@ -43,8 +43,6 @@ QUOTA_SECONDS: Final = 10.0
 """How long the size of a tenant's files is used to check results of its batch. Each chunk would
 read all its records otherwise.
 """
-QUOTA_RETRY_SECONDS: Final = 60.0
-"""When to retry the creation of a batch for which a quota has no space."""
 MAX_RECORDS: Final = 10_000
 """The maximum number of files and batches of a tenant."""
 MAX_CREDENTIALS_BYTES: Final = 16 << 20
@@ -238,7 +236,9 @@ class Context:
         return self._creations.setdefault(key, asyncio.Lock())
 
     async def check_batch_quotas(self, store: TenantStore, requests: int) -> None:
-        """Check that a tenant may start a batch of `requests`. Raises HttpError, StorageError."""
+        """Check that a tenant may start a batch of `requests`. Raises HttpError, which tells clients
+        not to retry because batches may take hours, and StorageError.
+        """
         settings = self.settings
         unfinished = len(await self.io(store.unfinished_ids))
         if unfinished >= settings.tenant_batches:
@@ -246,7 +246,6 @@ class Context:
                 "BATCH_QUOTA_EXCEEDED",
                 f"{unfinished:,} batches of this tenant have not ended, and at most "
                 f"{settings.tenant_batches:,} may be in progress: wait, or cancel some",
-                retry_after=QUOTA_RETRY_SECONDS,
             )
         if unfinished * settings.lines + requests <= settings.tenant_requests:
             return  # however many requests these batches have, so that no record is read
@@ -257,7 +256,6 @@ class Context:
                 f"{waiting:,} requests of this tenant's batches wait for a result, and with the "
                 f"{requests:,} of this one they would be more than "
                 f"{settings.tenant_requests:,}: wait, or cancel some batches",
-                retry_after=QUOTA_RETRY_SECONDS,
             )
 
     def add_pending(self, key: str, size: int) -> None:

@@ -11,10 +11,9 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Final, Protocol
 
-from shoal.errors import ShoalError
+from shoal.errors import PermissionDenied, ShoalError, Unauthenticated
 from shoal.status import Mesh, WorkerStatus
 
 COST_POLL_SECONDS: Final = 10.0
@@ -51,14 +50,17 @@ class CostMeter:
         self._counted_at = 0.0
 
     async def run(self) -> None:
-        """Poll until cancelled. Raises ShoalError if the first poll fails; later ones may fail."""
-        if not self._prices:
-            return
-        self.observe((await self._client.mesh()).workers, time.monotonic())
-        while True:
-            await asyncio.sleep(COST_POLL_SECONDS)
-            with suppress(ShoalError):  # The workers of the last poll count until the next one.
+        """Poll until cancelled. Raises PermissionDenied or Unauthenticated for a caller that may
+        not see the workers.
+        """
+        while self._prices:
+            try:
                 self.observe((await self._client.mesh()).workers, time.monotonic())
+            except (PermissionDenied, Unauthenticated):
+                raise
+            except ShoalError:
+                pass  # The workers of the last poll count until the next one.
+            await asyncio.sleep(COST_POLL_SECONDS)
 
     def observe(self, workers: Iterable[WorkerStatus], now: float) -> None:
         """Count the time until now for the workers of the last poll, and remember these."""

@@ -68,6 +68,11 @@ def create(place: Place, uri: str, recipe: Recipe, limits: Limits) -> Manifest:
     location has already. Raises JobError if it has another one.
     """
     uri, found = absolute(uri), load(place)
+    if place.uri == uri.rstrip("/") or place.uri.startswith(uri.rstrip("/") + "/"):
+        raise JobError(
+            f"the output {place.uri} is in the input {uri}, so a further job would read its parts: "
+            "choose another output"
+        )
     if found is not None and _is_continued(place, found, recipe, uri):
         return replace(found, limits=limits)
     if found is None and _has_parts(place):
@@ -86,10 +91,11 @@ def _is_continued(place: Place, found: Manifest, recipe: Recipe, uri: str) -> bo
     wanted = {**asdict(recipe), "input": uri}
     known = {**asdict(found.recipe), "input": found.input.uri}
     changed = [name for name, value in wanted.items() if value != known[name]]
+    if found.state == "failed" and not _has_parts(place):
+        # The input may have been corrected, too.
+        return not changed and changed_file(found.input) is None
     if not changed:
         return True
-    if found.state == "failed" and not _has_parts(place):
-        return False
     raise JobError(
         f"{place.uri} has the job {found.job} with another {', '.join(changed)}; choose "
         "another output"

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from shoal.errors import EmbeddingIdMismatch, InternalError, InvalidInput
+from shoal.errors import EmbeddingIdMismatch, InternalError, InvalidInput, ModelChanged
 from shoal.options import EncodeOptions, EncodeStreamOptions
 from shoal.requests import codec
 from shoal.requests.items import enum_value, has_document, item_list, message
@@ -176,7 +176,9 @@ class EncodeParts:
 
     def __init__(self, plan: EncodePlan) -> None:
         self._plan = plan
+        # The state: the items that have begun, and the revision and embedding id of the first part.
         self._items = 0
+        self._first: tuple[str, str] | None = None
 
     def request(self) -> pb.EncodeRequest:
         """Return all items in one request. Raises InvalidInput for an invalid one."""
@@ -187,7 +189,16 @@ class EncodeParts:
         result = codec.encode_result(reply)
         count = len(result.chunks) if result.is_divided else _rows_of(result)
         first = self._items - (result.is_divided and result.chunks.continues)
+        if first < 0:
+            raise InternalError("the mesh's first chunks continue an item before them")
         self._items = first + count
+        found = (result.revision, result.embedding_id)
+        self._first = self._first or found
+        if found != self._first:
+            raise ModelChanged(
+                f"the model changed from revision {self._first[0]} to {found[0]} during the call: "
+                "repeat it"
+            )
         return self._plan.part(result, first)
 
 

@@ -37,13 +37,13 @@ M = TypeVar("M")
 H = TypeVar("H", pb.Item, pb.Part)
 
 ANY_NUMBER: Final = sys.maxsize
-"""Of items: what routers allow is the default of the client's own limit."""
+"""A limit of items that no request reaches. The client limits them as routers do by default."""
 MAX_REQUEST_PAGES: Final = 1024
 """Pages of documents that routers take in a request."""
 _MAX_SHARED_FILES: Final = 16
 _MAX_NAMED_COLUMNS: Final = 16
 _UNKNOWN_PAGES: Final = 16
-"""What routers count for a document without a last page."""
+"""Pages that routers count for a document without a last page."""
 MAX_IMAGE_BYTES: Final = 64 << 20
 """Maximum bytes of an image; a larger one fits into no request. Routers accept less still, and say
 so.
