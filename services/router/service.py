@@ -161,7 +161,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[pb.EncodeResponse]:
         opened = await self._open(request, context)
         parts = Parts(request.expect_embedding_id)
-        streamed = StreamedChunks(opened.reservation.hold_streamed)
+        reservation = opened.reservation
+        streamed = StreamedChunks(reservation.hold_streamed, reservation.release_streamed)
         answering = asyncio.create_task(self._stream_answers(request, opened, streamed))
         answering.add_done_callback(lambda _: streamed.end())
         try:
@@ -328,6 +329,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             except (ModelBroken, ModelNotFound, ModelUnreachable):
                 failed.append(context.lane.pool)
                 if not self._admission.has_other_pool(target, failed):
+                    raise
+                if isinstance(streamed, StreamedChunks) and not streamed.restart():
                     raise
             except QueueFull:
                 if refund is not None:

@@ -266,7 +266,7 @@ def test_values_of_the_caller_are_those_that_the_template_looks_for(
         "namespace",
     ):
         with pytest.raises(
-            InvalidInput, match=f"does not use the value '{name}': it uses enable_thinking$"
+            InvalidInput, match=f"does not use the value '{name}': it uses enable_thinking \\["
         ) as caught:
             own.prompt(messages, json.dumps({name: 1}))
         assert caught.value.field == "text.template_values"

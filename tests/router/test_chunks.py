@@ -432,7 +432,7 @@ async def streamed_of(
     how many of them precede the answer.
     """
     held: list[int] = []
-    streamed, made = StreamedChunks(held.append), Parts()
+    streamed, made = StreamedChunks(held.append, lambda size: held.append(-size)), Parts()
     for first, end in parts:
         streamed.add(0, part_of(whole, first, end))
     for job in range(jobs):
@@ -471,7 +471,7 @@ async def test_chunks_are_sent_once_whatever_parts_arrive(
 
 async def test_parts_of_a_later_job_wait_for_the_jobs_before_it() -> None:
     whole, made = answer(2, 3), Parts()
-    streamed = StreamedChunks(lambda size: None)
+    streamed = StreamedChunks(lambda size: None, lambda size: None)
     streamed.add(1, part_of(whole, 0, 3))
     streamed.add(0, part_of(whole, 0, 1))
     streamed.add_answer(Answered(whole, 1, is_last=False))
@@ -501,11 +501,34 @@ async def test_parts_beyond_their_limit_are_left_to_the_answer(
     assert chunks_of(messages) == chunks_of([whole])
 
 
+async def test_repeated_request_forgets_chunks_that_were_not_sent() -> None:
+    """Another pool may divide the request into other jobs."""
+    whole = answer(2, 3)
+    held: list[int] = []
+    streamed = StreamedChunks(held.append, lambda size: held.append(-size))
+    streamed.add(0, part_of(whole, 0, 1))
+    streamed.add(1, part_of(whole, 0, 3))
+    assert streamed.restart()
+    assert sum(held) == 0
+    streamed.add_answer(Answered(whole, 1, is_last=False))
+    streamed.add_answer(Answered(whole, 1, is_last=True))
+    streamed.end()
+    assert [type(found) async for found in streamed.read()] == [Answered, Answered]
+
+
+async def test_request_with_sent_chunks_is_not_repeated() -> None:
+    whole = answer(2, 3)
+    streamed = StreamedChunks(lambda size: None, lambda size: None)
+    streamed.add(0, part_of(whole, 0, 1))
+    assert isinstance(await anext(streamed.read()), ChunkPart)
+    assert not streamed.restart()
+
+
 async def test_malformed_part_is_dropped() -> None:
     wrong = pb.EncodeResponse.FromString(part_of(answer(2, 3), 0, 3).chunks)
     wrong.chunks.ends.append(1)
     held: list[int] = []
-    streamed = StreamedChunks(held.append)
+    streamed = StreamedChunks(held.append, lambda size: held.append(-size))
     streamed.add(0, worker_pb2.WrittenText(chunks=wrong.SerializeToString()))
     streamed.add(0, worker_pb2.WrittenText(chunks=b"\xff"))
     streamed.add(0, worker_pb2.WrittenText(text="text"))

@@ -50,16 +50,20 @@ class StreamedChunks:
 
     Args:
         hold: Counts a part of this size as held. The caller releases it once it was sent.
+        release: Releases a part of this size that is not sent.
     """
 
-    def __init__(self, hold: Callable[[int], None]) -> None:
+    def __init__(self, hold: Callable[[int], None], release: Callable[[int], None]) -> None:
         self._hold = hold
-        # The state: the first job without an answer; those with chunks; what can be sent, in order;
-        # the bytes of all parts that wait; whether the request has ended.
+        self._release = release
+        # The state: the first job without an answer; those with chunks; the parts and answers that
+        # can be sent, in order; the bytes of all parts that wait; whether a part was taken to be
+        # sent; whether the request has ended.
         self._current = 0
         self._jobs: dict[int, _Job] = {}
         self._ready: deque[Found] = deque()
         self._bytes = 0
+        self._has_sent = False
         self._is_ended = False
         self._news = asyncio.Event()
 
@@ -96,6 +100,19 @@ class StreamedChunks:
         self._jobs[self._current].waiting = deque()
         self._news.set()
 
+    def restart(self) -> bool:
+        """Drop all parts before the request is repeated, which may divide it into other jobs.
+        Return False if the client has already received chunks, so that it must not be repeated.
+        """
+        waiting = [part for job in self._jobs.values() for part in job.waiting]
+        ready = [found for found in self._ready if isinstance(found, ChunkPart)]
+        for part in [*waiting, *ready]:
+            self._release(part.size)
+        self._jobs.clear()
+        self._ready.clear()
+        self._bytes = 0
+        return not self._has_sent
+
     def end(self) -> None:
         """End the chunks: all answers, or an error, have arrived."""
         self._is_ended = True
@@ -112,5 +129,7 @@ class StreamedChunks:
 
     def _take(self) -> Found:
         found = self._ready.popleft()
-        self._bytes -= found.size if isinstance(found, ChunkPart) else 0
+        if isinstance(found, ChunkPart):
+            self._bytes -= found.size
+            self._has_sent = True
         return found

@@ -8,7 +8,9 @@ Tokenizers work locally: the tokens of a word depend only on its neighbourhood.
 3. The whole text is tokenised if a normaliser or pre-tokeniser is not known to work locally
    (`_Reach`), and if the text is a single word, because its tokens may depend on its last letter.
 4. Such a text of more than FAR_CHARACTERS is shortened nevertheless if that leaves enough tokens,
-   because the library takes some 260 bytes per character of a text of punctuation.
+   because the library takes some 260 bytes per character of a text of punctuation. The removed part
+   is a multiple of PERIOD, so that groups of digits and runs of spaces stay aligned. Tokens of such
+   a text may differ from those of the whole where a tokenizer depends on its length otherwise.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ MARGIN: Final = 256
 NEAR: Final = 64
 FAR_CHARACTERS: Final = 1 << 17
 """Characters from which on all tokens count, except NEAR tokens at the cut, even within a word."""
+PERIOD: Final = 5040
+"""A multiple of the lengths of tokens of repeated characters: 1 to 10, 12, 14, 15, 16 and more."""
 _MAX_MARKS: Final = 1024
 _MARK: Final = "▁"
 """The metaspace, which represents a space in SentencePiece's tokens."""
@@ -280,8 +284,8 @@ class Cutter:
             check_cancelled()
             is_far = size >= FAR_CHARACTERS
             cut = self._cut(text, size, is_start=is_start, is_framed=is_framed)
-            if cut is None and is_far:
-                cut = _cut_anywhere(text, size, is_start=is_start, is_framed=is_framed)
+            if is_far and (cut is None or cut == (size, len(text))):
+                cut = _aligned(text, size, is_start=is_start, is_framed=is_framed)
             if cut is None:
                 if is_far or len(text) <= FAR_CHARACTERS:
                     break
@@ -396,6 +400,17 @@ def _cut_anywhere(
     """Return a range to remove as `Cutter._cut` does, without regard to words."""
     kept = MIN_CUT_CHARACTERS // 4 if is_framed else 0
     begin, end = (kept, len(text) - size) if is_start else (size, len(text) - kept)
+    return (begin, end) if begin < end else None
+
+
+def _aligned(text: str, size: int, *, is_start: bool, is_framed: bool) -> tuple[int, int] | None:
+    """Return a range as `_cut_anywhere` does, of a multiple of PERIOD characters."""
+    cut = _cut_anywhere(text, size, is_start=is_start, is_framed=is_framed)
+    if cut is None:
+        return None
+    begin, end = cut
+    further = (end - begin) % PERIOD
+    begin, end = (begin, end - further) if is_start else (begin + further, end)
     return (begin, end) if begin < end else None
 
 

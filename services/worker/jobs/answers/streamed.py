@@ -20,6 +20,7 @@ from shoal.v1 import worker_pb2
 from libs.errors import ShoalError
 from libs.models import Prepared
 from libs.models.model import ComputesChunks
+from libs.telemetry.logs import fields
 from services.worker.jobs.held import HeldJob
 from services.worker.machine.tasks import Tasks
 from services.worker.mesh import codec
@@ -183,7 +184,14 @@ def _chunk_parts(jobs: Iterable[HeldJob]) -> list[_ChunkPart]:
     found: list[_ChunkPart] = []
     size = 0
     for held in jobs:
-        part = _chunk_part(held) if size < MAX_CHUNKS_BYTES else None
+        if not held.streams_chunks or size >= MAX_CHUNKS_BYTES:
+            continue
+        try:
+            part = _chunk_part(held)
+        except Exception:  # A fault here must not end the worker: the answer has all chunks.
+            log.exception("chunks are not streamed", extra=fields({"job": held.job.job_id}))
+            held.streams_chunks = False
+            continue
         if part is not None:
             found.append(part)
             size += len(part[-1].chunks)
