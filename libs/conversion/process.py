@@ -11,8 +11,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -78,7 +80,14 @@ def run(
 
 
 def _paths() -> str:
-    return json.dumps([str(Path(entry).resolve()) for entry in sys.path if entry])
+    # An editable install finds the package of our errors by a hook, which the child does not have.
+    spec = find_spec("shoal")
+    parents = [] if spec is None else [str(Path(folder).parent) for folder in _folders(spec)]
+    return json.dumps([str(Path(entry).resolve()) for entry in (*sys.path, *parents) if entry])
+
+
+def _folders(package: ModuleSpec) -> Sequence[str]:
+    return package.submodule_search_locations or ()
 
 
 def _listen(
