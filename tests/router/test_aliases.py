@@ -211,7 +211,7 @@ async def test_requests_share_a_read_and_fail_at_once_after_it(
     await asyncio.sleep(0)
     first.cancel()
     results = await asyncio.gather(*others, return_exceptions=True)
-    assert [str(result) for result in results] == ["Redis is away"] * 10
+    assert [str(result) for result in results] == ["Redis is away [NO_CAPACITY]"] * 10
     assert {type(result) for result in results} == {NoCapacity}
     with pytest.raises(NoCapacity):
         await resolve(store, "docs")

@@ -21,7 +21,7 @@ from shoal.transport.trust import Tls
 from typer.core import TyperGroup
 
 from libs.catalog.pools import PoolSpec
-from libs.errors import InvalidInput, ShoalError
+from libs.errors import InvalidInput
 from services.scheduler.simulate import record, report
 from services.scheduler.simulate import scaling as scaled
 from services.scheduler.simulate.engine import CLAIRVOYANT, Fleet, simulate
@@ -382,9 +382,9 @@ def _write_recorded(recorder: record.Recorder, path: Path) -> None:
 
 @contextmanager
 def _errors_on_stderr() -> Iterator[None]:
-    """Print our errors on stderr, and exit with code 2."""
+    """Print errors of traces and options on stderr, and exit with code 2."""
     try:
         yield
-    except ShoalError as error:
+    except InvalidInput as error:
         print_error(error.message, [], "")
         raise typer.Exit(2) from None
