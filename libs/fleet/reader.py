@@ -128,7 +128,9 @@ class Reader:
         self._show([worker_id])
 
     def note_cards(self, cards: dict[str, models_pb2.ModelCard], version: int) -> None:
-        """Note cards that this process has stored."""
+        """Note cards that this process has stored, unless these or later ones have been read."""
+        if version <= self._since:
+            return
         self._own_cards.update(dict.fromkeys(cards, version))
         self.cards = {**self.cards, **cards}
 

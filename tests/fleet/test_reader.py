@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import NoCapacity
-from libs.fleet import Fleet
+from libs.fleet import Fleet, scripts
 from libs.fleet.reader import PAGE
 from tests.fleet.test_registry import COLD, LOADING, RESIDENT, heartbeat, holds
 
@@ -314,3 +314,27 @@ async def test_removal_read_during_a_report_stays(fleet: Fleet, other: Fleet) ->
     assert await fleet.report(heartbeat("w", on_disk_tag=tag)) == tag
     assert fleet.snapshot.workers.keys() == {"v"}
     assert (await fleet.refresh()).workers.keys() == {"v"}
+
+
+async def test_card_read_during_a_report_stays(
+    fleet: Fleet, other: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another router stores a later card before this one notes its own."""
+    report = scripts.report
+
+    async def report_late(*arguments: Any, **values: Any) -> Any:
+        monkeypatch.setattr(scripts, "report", report)
+        reply = await report(*arguments, **values)
+        await other.report(
+            heartbeat(
+                "v", holds(RESIDENT, card=models_pb2.ModelCard(model="org/model", dimensions=7))
+            )
+        )
+        await fleet.refresh()
+        return reply
+
+    monkeypatch.setattr(scripts, "report", report_late)
+    card = models_pb2.ModelCard(model="org/model", dimensions=5)
+    await fleet.report(heartbeat("w", holds(RESIDENT, card=card)))
+    assert fleet.snapshot.cards["org/model"].dimensions == 7
+    assert (await fleet.refresh()).cards == (await other.refresh()).cards
