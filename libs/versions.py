@@ -2,6 +2,9 @@
 every process imports them.
 
 `libs/fleet/versions.py` explains their compatibility.
+
+Until the first release, both versions stay 1 and mean the interfaces of the newest commit. A commit
+that breaks one then moves `OLD` of `tests/mesh/test_versions.py` instead.
 """
 
 from __future__ import annotations

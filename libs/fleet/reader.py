@@ -1,10 +1,10 @@
 """This process' copy of the workers and cards in Redis, into which only changes are read.
 
 Each record and card has a version, and a reader asks for those above the last that it has read, one
-page at a time. Workers that were removed are listed for a minute, and silent ones at every read.
-Everything is read again after a gap: if Redis restarted, failed over or lost data (then another
-generation of versions begins), if the last read was too long ago, or if the number of workers
-differs.
+page at a time, up to the last one when the read began. Workers that were removed are listed for a
+minute, and silent ones at every read. Everything is read again after a gap: if Redis restarted,
+failed over or lost data (then another generation of versions begins), if the last read was too long
+ago, or if the number of workers differs.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from libs.fleet import scripts
 from libs.fleet.disks import Disks, ModelsOnDisk
 from libs.fleet.snapshot import NO_WORKERS, SILENT_MS, Index, WorkerRecord
 
+PARTS: Final = 10
+"""The parts of each page of a read; the last page has more."""
 PAGE: Final = 250
 """Records of a page: Redis and this process need some 50 ms for one."""
 GAP_SECONDS: Final = 30.0
@@ -75,7 +77,8 @@ class Reader:
         # models on disk was not found; how far they were read, when, and how far Redis' clock is
         # ahead of the monotonic one; whether all is to be read again, and the workers and cards
         # found since that began; whether lists may be unused now; versions of own changes since the
-        # last read began, which it may not show yet.
+        # last read began, which it may not show yet, and whether these change the number of
+        # workers.
         self._known: dict[str, Known] = {}
         self._silent: dict[str, int] = {}
         self._listless: set[str] = set()
@@ -85,6 +88,7 @@ class Reader:
         self._has_changed = False
         self._own: dict[str, int] = {}
         self._own_cards: dict[str, int] = {}
+        self._has_own_count = False
 
     def known(self, worker_id: str) -> Known | None:
         """Return the worker's record as Redis has it, also that of a silent worker."""
@@ -104,13 +108,16 @@ class Reader:
 
     def note(self, worker_id: str, known: Known | None, version: int) -> None:
         """Note a record that this process has stored, or removed (None), unless a later one has
-        been read. `version`: 0 if Redis did not have the removed one.
+        been read, or that the worker was removed. `version`: 0 if Redis did not have the removed
+        one.
         """
         before = self._known.get(worker_id)
-        is_later = before is not None and 0 < version < before.version
+        # A version that was read, but is not known any more, was removed or replaced.
+        is_later = 0 < version < before.version if before is not None else version <= self._since
         if is_later and (known is None or known.generation == self._generation):
             return
         self._own[worker_id] = version
+        self._has_own_count = self._has_own_count or (before is None) != (known is None)
         if known is None:
             self._known.pop(worker_id, None)
             self._listless.discard(worker_id)
@@ -121,7 +128,9 @@ class Reader:
         self._show([worker_id])
 
     def note_cards(self, cards: dict[str, models_pb2.ModelCard], version: int) -> None:
-        """Note cards that this process has stored."""
+        """Note cards that this process has stored, unless these or later ones have been read."""
+        if version <= self._since:
+            return
         self._own_cards.update(dict.fromkeys(cards, version))
         self.cards = {**self.cards, **cards}
 
@@ -134,6 +143,7 @@ class Reader:
         async with self._lock:
             self._own.clear()
             self._own_cards.clear()
+            self._has_own_count, goal = False, 0
             if self._has_gap or time.monotonic() - self._read_at > GAP_SECONDS:
                 self._since, self._has_gap, self._read_at = 0, False, time.monotonic()
             while True:
@@ -142,6 +152,7 @@ class Reader:
                     scripts.READ,
                     known=self._generation,
                     since=self._since,
+                    goal=goal,
                     limit=PAGE,
                     silent_ms=min(SILENT_MS, self._ttl_ms),
                 )
@@ -149,12 +160,16 @@ class Reader:
                 ahead_ms = page[4] - time.monotonic() * 1000
                 self._ahead_ms = max(ahead_ms, self._ahead_ms - SLOWER_MS)
                 self._apply(page, await self._parse(page))
-                if not page[3]:
+                if len(page) > PARTS:
                     return await self._finish(page)
+                if not goal or int(page[1]) == 0:
+                    goal = int(page[3])  # so that it ends: the next read has later changes
 
     async def _parse(self, page: list[Any]) -> dict[str, Known]:
         generation, found = page[0].decode(), {}
         for (worker_id, version), value in zip(_pairs(page[5]), page[6], strict=True):
+            if value is None:  # lost: the worker sends it again with its next heartbeat
+                continue
             time_ms, _, content = value.partition(b" ")
             heartbeat = worker_pb2.HeartbeatRequest.FromString(content)
             found[worker_id.decode()] = heartbeat, int(time_ms), int(version)
@@ -195,7 +210,7 @@ class Reader:
         cards = {
             model.decode(): models_pb2.ModelCard.FromString(value)
             for (model, version), value in zip(_pairs(page[8]), page[9], strict=True)
-            if int(version) > self._own_cards.get(model.decode(), 0)
+            if value is not None and int(version) > self._own_cards.get(model.decode(), 0)
         }
         if cards:
             self.cards = {**self.cards, **cards}
@@ -206,19 +221,21 @@ class Reader:
 
     async def _finish(self, page: list[Any]) -> Rest:
         now_ms, count, late = page[4], page[10], page[11]
+        is_whole = page[2] == page[3]
         touched = set[str]()
         if self._found is not None:  # the rest is gone
             workers, cards = self._found
-            gone = self._known.keys() - workers - self._own.keys()
+            workers |= {worker_id.decode() for worker_id in page[14]} | self._own.keys()
+            gone = self._known.keys() - workers
             self._has_changed = True
             for worker_id in gone:
                 del self._known[worker_id]
-            cards |= self._own_cards.keys()
+            cards |= {model.decode() for model in page[15]} | self._own_cards.keys()
             if not self.cards.keys() <= cards:
                 self.cards = {name: card for name, card in self.cards.items() if name in cards}
             self._found = None
             touched |= gone
-        elif count != len(self._known) and not self._own:
+        elif is_whole and count != len(self._known) and not self._has_own_count:
             self._has_gap = True
         silent = {
             worker_id.decode(): int(heard_ms)
@@ -227,8 +244,8 @@ class Reader:
         }
         touched |= silent.keys() | self._silent.keys()
         self._silent = silent
-        touched |= await self._read_missing_lists()
-        self._show(touched, now_ms)
+        self._show(touched, now_ms)  # first: reading lists may fail
+        self._show(await self._read_missing_lists(), now_ms)
         self._read_at = time.monotonic()
         if self._has_changed:
             self._disks.keep({known.tag for known in self._known.values()})

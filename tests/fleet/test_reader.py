@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from redis.asyncio import Redis
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import NoCapacity
-from libs.fleet import Fleet
+from libs.fleet import Fleet, scripts
 from libs.fleet.reader import PAGE
-from tests.fleet.test_registry import LOADING, RESIDENT, heartbeat, holds
+from tests.fleet.test_registry import COLD, LOADING, RESIDENT, heartbeat, holds
+
+DAY_MS = 86_400_000
 
 
 async def calls(redis: Redis, command: str) -> int:
@@ -184,3 +187,154 @@ async def test_interrupted_read_goes_on_where_it_ended(fleet: Fleet, redis: Redi
         await other.refresh()
     assert (await other.refresh()).workers == fleet.snapshot.workers
     assert reads == 3
+
+
+async def test_read_ends_while_records_change(
+    fleet: Fleet, other: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that change after the first page are for the next read: they are neither gone nor
+    awaited.
+    """
+    monkeypatch.setattr("libs.fleet.reader.PAGE", 5)
+    ids = [f"w{number}" for number in range(12)]
+
+    async def report(worker_id: str, state: models_pb2.ModelState) -> None:
+        model = f"org/{worker_id}"
+        card = models_pb2.ModelCard(model=model, dimensions=2 if state == LOADING else 3)
+        await fleet.report(heartbeat(worker_id, holds(state, model, card=card)))
+
+    for worker_id in ids:
+        await report(worker_id, LOADING)
+    await other.refresh()
+    parse, pages, next_ids = other._reader._parse, 0, cycle(ids[5:] + ids[:5])
+
+    async def parse_while_more_changes(page: list[Any]) -> Any:
+        nonlocal pages
+        pages += 1
+        assert pages < 10, "the read does not end"
+        for _ in range(5):
+            await report(next(next_ids), RESIDENT if pages % 2 else LOADING)
+        return await parse(page)
+
+    other._reader._parse = parse_while_more_changes  # type: ignore[method-assign]
+    other._reader._has_gap = True
+    snapshot = await other.refresh()
+    assert pages == 2
+    assert snapshot.workers.keys() == {*ids}
+    assert snapshot.cards.keys() == {f"org/{worker_id}" for worker_id in ids}
+    other._reader._parse = parse  # type: ignore[method-assign]
+    snapshot = await other.refresh()
+    assert snapshot.workers == fleet.snapshot.workers
+    assert snapshot.cards == fleet.snapshot.cards
+
+
+async def test_worker_that_is_gone_is_not_shown_after_a_failed_read(
+    fleet: Fleet, other: Fleet, redis: Redis
+) -> None:
+    await fleet.report(heartbeat("w"))
+    await fleet.report(heartbeat("v"))
+    await other.refresh()
+    await redis.flushall()
+    await fleet.report(heartbeat("v"))
+    read = other._reader._read_missing_lists
+
+    async def fail() -> set[str]:
+        raise NoCapacity("away")
+
+    other._reader._read_missing_lists = fail  # type: ignore[method-assign]
+    with pytest.raises(NoCapacity):
+        await other.refresh()
+    other._reader._read_missing_lists = read  # type: ignore[method-assign]
+    assert (await other.refresh()).workers.keys() == {"v"}
+
+
+async def test_cards_stay_when_all_workers_have_left_for_a_day(
+    fleet: Fleet, other: Fleet, redis: Redis
+) -> None:
+    card = models_pb2.ModelCard(model="org/model", dimensions=3)
+    await fleet.report(heartbeat("w", holds(RESIDENT, card=card)))
+    await fleet.report(heartbeat("v"))
+    await other.refresh()
+    await fleet.report(heartbeat("w", leaving=True))
+    for key in await redis.keys("v1:{fleet}:*"):
+        if await redis.pttl(key) <= DAY_MS:
+            await redis.delete(key)
+    for _ in range(2):  # the first one finds that the number of workers differs
+        assert (await other.refresh()).cards.keys() == {"org/model"}
+    assert not other.snapshot.workers
+    assert (await Fleet(redis).refresh()).cards.keys() == {"org/model"}
+
+
+async def test_lost_record_is_passed_over_and_stored_again(
+    fleet: Fleet, other: Fleet, redis: Redis
+) -> None:
+    card = models_pb2.ModelCard(model="org/model", dimensions=3)
+    await fleet.report(heartbeat("w", holds(RESIDENT, card=card)))
+    await fleet.report(heartbeat("v"))
+    await redis.hdel("v1:{fleet}:workers", "w")
+    await redis.hdel("v1:{fleet}:cards", "org/model")
+    snapshot = await other.refresh()
+    assert snapshot.workers.keys() == {"v"}
+    assert not snapshot.cards
+    await fleet.report(heartbeat("w", holds(RESIDENT, card=card)))
+    assert (await other.refresh()).workers.keys() == {"v", "w"}
+
+
+async def test_busy_reader_counts_the_workers(fleet: Fleet, other: Fleet, redis: Redis) -> None:
+    """It hears repeated heartbeats during every read, and missed a removal."""
+    await fleet.report(heartbeat("w"))
+    await fleet.report(heartbeat("v"))
+    await other.refresh()
+    await fleet.report(heartbeat("w", leaving=True))
+    await redis.delete("v1:{fleet}:gone")
+    parse = other._reader._parse
+
+    async def parse_and_hear(page: list[Any]) -> Any:
+        await other.report(heartbeat("v"))
+        return await parse(page)
+
+    other._reader._parse = parse_and_hear  # type: ignore[method-assign]
+    await other.refresh()
+    assert (await other.refresh()).workers.keys() == {"v"}
+
+
+async def test_removal_read_during_a_report_stays(fleet: Fleet, other: Fleet) -> None:
+    """A router first reads a list that is new to it, and notes the heartbeat afterwards."""
+    tag = await other.report(heartbeat("w", on_disk=[holds(COLD)]))
+    await fleet.report(heartbeat("v"))
+    read = fleet._disks.read
+
+    async def read_late(tags: Any) -> None:
+        fleet._disks.read = read  # type: ignore[method-assign]
+        await other.report(heartbeat("w", leaving=True))
+        await fleet.refresh()
+        await read(tags)
+
+    fleet._disks.read = read_late  # type: ignore[method-assign]
+    assert await fleet.report(heartbeat("w", on_disk_tag=tag)) == tag
+    assert fleet.snapshot.workers.keys() == {"v"}
+    assert (await fleet.refresh()).workers.keys() == {"v"}
+
+
+async def test_card_read_during_a_report_stays(
+    fleet: Fleet, other: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another router stores a later card before this one notes its own."""
+    report = scripts.report
+
+    async def report_late(*arguments: Any, **values: Any) -> Any:
+        monkeypatch.setattr(scripts, "report", report)
+        reply = await report(*arguments, **values)
+        await other.report(
+            heartbeat(
+                "v", holds(RESIDENT, card=models_pb2.ModelCard(model="org/model", dimensions=7))
+            )
+        )
+        await fleet.refresh()
+        return reply
+
+    monkeypatch.setattr(scripts, "report", report_late)
+    card = models_pb2.ModelCard(model="org/model", dimensions=5)
+    await fleet.report(heartbeat("w", holds(RESIDENT, card=card)))
+    assert fleet.snapshot.cards["org/model"].dimensions == 7
+    assert (await fleet.refresh()).cards == (await other.refresh()).cards

@@ -1,8 +1,9 @@
 """Old and new processes in one mesh: the middle of a rolling upgrade, and refused combinations.
 
 The old processes are from an earlier commit, which stands in for the previous release, taken from
-the clone's history. SHOAL_NO_HISTORY=1 declares that none exists (a source archive, a shallow
-clone).
+the clone's history: as long as nothing is released, one with today's wire and layout
+(`libs/versions.py`). SHOAL_NO_HISTORY=1 declares that no history exists (a source archive, a
+shallow clone).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.support.redis import RedisServer
 from tests.support.texts import texts
 
 ROOT = Path(__file__).parents[2]
-OLD = "1ba6af6e47fe525dc6afc580c37a332b44bef03c"
+OLD = "e7d43e31fa2948cd1ebdbcedbda41aca021acbef"
 MODEL = "random/bert-embed"
 TEXTS = texts(60, shortest=1, longest=12, seed=12)
 REQUESTS = 300

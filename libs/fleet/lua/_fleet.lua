@@ -14,8 +14,10 @@ local function next_version(count)     -- reserves as many versions and returns 
   return first
 end
 
-local function expire()                -- a day after the last heartbeat, all at once
-  for _, key in ipairs({generation, counter, workers, changes, gone, heard, usage, lists, tags}) do call('PEXPIRE', key, DAY) end
+local function expire()                -- workers a day after the last heartbeat, cards after a week
+  -- Versions of cards are read by the generation and counter, so these last as long.
+  for _, key in ipairs({workers, changes, gone, heard, usage, lists, tags}) do call('PEXPIRE', key, DAY) end
+  for _, key in ipairs({generation, counter, cards, card_changes}) do call('PEXPIRE', key, 7 * DAY) end
 end
 
 local function remove(worker)          -- returns the version, 0 if it is unknown; readers see it for a minute

@@ -3,14 +3,16 @@
 -- on_disk: the models on its disk, '' if those of this tag are stored already. A heartbeat with
 -- another tag is not stored: the worker's next one has its models on disk.
 -- Returns the time, whether they are stored, the generation, the version of the record (0: there is
--- none; -1: the record is another one by now, so the heartbeat is needed in full), and that of the
--- first card.
+-- none; -1: the record is another one by now, or lost, so the heartbeat is needed in full), and that
+-- of the first card.
 local now = clock()
 local has_list, version = 1, tonumber(repeated)
 if leaving then
   has_list, version = 0, remove(worker_id)
 elseif version then
-  if call('GET', generation) ~= known or call('ZSCORE', changes, worker_id) ~= repeated then return {now, 0, '', -1, 0} end
+  if call('GET', generation) ~= known or call('ZSCORE', changes, worker_id) ~= repeated or call('HEXISTS', workers, worker_id) == 0 then
+    return {now, 0, '', -1, 0}
+  end
   if tag ~= '' and call('HGET', tags, worker_id) ~= tag then return {now, 0, known, 0, 0} end
 else
   if tag == '' then
@@ -47,5 +49,4 @@ if #written > 0 then
   for at, model in ipairs(written) do call('ZADD', card_changes, string.format('%.0f', first + at - 1), model) end
 end
 expire()
-for _, key in ipairs({cards, card_changes}) do call('PEXPIRE', key, 7 * DAY) end
 return {now, has_list, call('GET', generation) or '', version, first}
