@@ -13,10 +13,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 from shoal.bulk import inputs, matching, places
+from shoal.bulk.engine import create
 from shoal.bulk.failures import InputChanged, JobError
 from shoal.bulk.matching import input_of
 from shoal.bulk.places import Folder
-from shoal.bulk.spec import Recipe
+from shoal.bulk.spec import Limits, Recipe
 
 from tests.bulk.fake_client import FakeClient
 from tests.bulk.jobs import lines, manifest_of, recipe, run, table, write_lines
@@ -173,3 +174,24 @@ def test_texts_may_have_different_arrow_types(tmp_path: Path) -> None:
     source = inputs.source_of(input_of(str(tmp_path)), Recipe("encode", "org/small"))
     (chunk,) = source.chunks(lambda number: True)
     assert chunk.texts == ["text 0", "text 1", "text 2"]
+
+
+def test_pattern_reads_each_visible_file_once(folder: Path) -> None:
+    """Links make cycles, and Spark keeps uncommitted files in folders such as `_temporary`."""
+    (folder / "loop").symlink_to(folder)
+    (folder / "_temporary").mkdir()
+    shutil.copy(folder / "year=0" / "docs.parquet", folder / "_temporary" / "docs.parquet")
+    found = input_of(f"{folder}/**/*.parquet").files
+    assert [file.uri for file in found] == [f"{folder}/year={n}/docs.parquet" for n in range(4)]
+
+
+def test_file_with_a_wildcard_in_its_name_is_no_pattern(tmp_path: Path) -> None:
+    path = tmp_path / "docs[1].jsonl"
+    write_lines(path, [{"text": "a"}])
+    assert [file.uri for file in input_of(str(path)).files] == [str(path)]
+
+
+@pytest.mark.parametrize("name", ["", "out"])
+def test_output_within_the_input_is_refused(folder: Path, name: str) -> None:
+    with pytest.raises(JobError, match="is in the input"):
+        create(Folder(folder / name), str(folder), recipe(), Limits())

@@ -236,8 +236,8 @@ class Context:
         return self._creations.setdefault(key, asyncio.Lock())
 
     async def check_batch_quotas(self, store: TenantStore, requests: int) -> None:
-        """Check that a tenant may start a batch of `requests`. Raises StorageError, and HttpError,
-        which tells clients not to retry, because batches may take hours.
+        """Check that a tenant may start a batch of `requests`. Raises StorageError, and HttpError
+        that clients do not retry, because batches may take hours.
         """
         settings = self.settings
         unfinished = len(await self.io(store.unfinished_ids))

@@ -50,27 +50,38 @@ def is_parquet(uri: str) -> bool:
 
 
 def _files(uri: str) -> list[InputFile]:
-    path, is_pattern = local_path(uri), glob.has_magic(uri)
+    path = local_path(uri)
+    is_pattern = glob.has_magic(uri) and (path is None or not path.exists())
     if path is None:
         if not is_pattern and uri.lower().endswith(_SUFFIXES):
             return [version_of(uri)]
         found: Iterator[InputFile] = iter(found_below(uri, is_pattern=is_pattern))
     elif path.is_dir():
         found = (version_of(str(one)) for one in path.rglob("*") if one.is_file())
-    elif is_pattern and not path.exists():
-        names = (Path(name) for name in glob.glob(str(path), recursive=True))
-        found = (version_of(str(one)) for one in names if one.is_file())
+    elif is_pattern:
+        # `**` follows links: a file that has several names is read once, by the shortest of them.
+        names = [Path(name) for name in glob.glob(str(path), recursive=True)]
+        names.sort(key=lambda name: (len(name.parts), name), reverse=True)
+        files_by_target = {name.resolve(): name for name in names if name.is_file()}
+        found = (version_of(str(one)) for one in files_by_target.values())
     else:
         return [version_of(uri)]
     files = sorted(found, key=lambda file: file.uri)
     if is_pattern:  # It names its files, so that those of another format are an error.
-        return [file for file in files if _is_visible(file.uri.rpartition("/")[2])]
+        return [file for file in files if _is_visible(file.uri.removeprefix(_fixed(uri)))]
     root = uri.rstrip("/")
     return [
         file
         for file in files
         if _is_visible(file.uri.removeprefix(root)) and file.uri.lower().endswith(_SUFFIXES)
     ]
+
+
+def _fixed(pattern: str) -> str:
+    """Return the folders of a pattern before the first one with a wildcard."""
+    folders = pattern.split("/")
+    first = next(index for index, name in enumerate(folders) if glob.has_magic(name))
+    return "/".join(folders[:first])
 
 
 def _is_visible(path: str) -> bool:
