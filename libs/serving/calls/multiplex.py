@@ -10,8 +10,17 @@ and concurrent calls and answers share a message.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, cast
@@ -41,13 +50,17 @@ TRACEPARENT_CHARACTERS: Final = 256
 TRACESTATE_CHARACTERS: Final = 512
 
 _MAX_CALLS_PER_STREAM: Final = 256
-"""Maximum calls in progress on one stream. Until one ends, no more are read."""
+"""Maximum calls in progress and unwritten answers of one stream. At the maximum no more calls are
+started, so that a client that does not read its answers cannot fill the memory.
+"""
 
 _MAX_BYTES_PER_STREAM: Final = 16 << 20
-"""Requests in progress of this size together stop the reading, too."""
+"""Requests in progress and unwritten answers of this size together stop the reading, too."""
 
 _ANSWER_BYTES: Final = 1 << 20
-"""A message takes further answers until it reaches this size."""
+"""Maximum size of the answers of a message that has several: a client that can read each of them
+alone can read the message.
+"""
 
 _TEXT_LIMITS: Final = (
     ("request_id", REQUEST_ID_CHARACTERS),
@@ -150,6 +163,10 @@ class _Answer:
     response: bytes = b""
     failure: pb.MultiplexedFailure | None = None
 
+    @property
+    def size(self) -> int:
+        return len(self.response) if self.failure is None else self.failure.ByteSize()
+
 
 class Multiplexer:
     """The handler of the stream, for the interceptor. `unary` has the wrapped behaviour of each
@@ -177,13 +194,17 @@ class _Stream:
         self._carrier = cast(Carrier, context)
         metadata = cast(Metadata, context.invocation_metadata() or ())
         self._metadata = tuple(pair for pair in metadata if pair[0] not in _PER_CALL_METADATA)
-        # Mutable state: calls in progress, by number, and the size of their requests; answers to
-        # write.
+        # Mutable state: calls in progress, by number; answers to write; the number of answers that
+        # are not written, with those of the message that is being written; the size of these
+        # answers and of the requests in progress.
         self._calls: dict[int, asyncio.Task[_Answer]] = {}
-        self._bytes = 0
         self._answers: list[_Answer] = []
+        self._unwritten = 0
+        self._bytes = 0
         self._news = asyncio.Event()
         self._slot_free = asyncio.Event()
+        # The next message, if it was asked for while a call waited for a slot.
+        self._ahead: asyncio.Future[pb.MultiplexRequest | None] | None = None
 
     async def run(
         self, requests: AsyncIterator[pb.MultiplexRequest]
@@ -207,6 +228,9 @@ class _Stream:
                     yield _message(written)
                     for answer in written:
                         answer.rpc.done()
+                        self._bytes -= answer.size
+                    self._unwritten -= len(written)
+                    self._slot_free.set()
                 if reading.done() and not reading.cancelled() and reading.exception():
                     break
             if not reading.cancelled():
@@ -221,24 +245,69 @@ class _Stream:
                 answer.rpc.done()
 
     async def _read(self, requests: AsyncIterator[pb.MultiplexRequest]) -> None:
-        async for request in requests:
-            _check(request)
-            await self._start_all(request.calls, time.monotonic())
-            del request  # Free it while waiting for the next one.
+        try:
+            while True:
+                ahead, self._ahead = self._ahead, None
+                request = await (ahead or anext(requests, None))
+                if request is None:
+                    return
+                _check(request)
+                await self._start_all(request.calls, time.monotonic(), requests)
+                del ahead, request  # Free it while waiting for the next one.
+        finally:
+            if self._ahead is not None:
+                self._ahead.cancel()
 
-    async def _start_all(self, calls: Sequence[pb.MultiplexedCall], arrived: float) -> None:
-        for call in calls:
-            while len(self._calls) >= _MAX_CALLS_PER_STREAM or self._bytes >= _MAX_BYTES_PER_STREAM:
+    async def _start_all(
+        self,
+        calls: Sequence[pb.MultiplexedCall],
+        arrived: float,
+        requests: AsyncIterator[pb.MultiplexRequest],
+    ) -> None:
+        is_searched = False
+        for index, call in enumerate(calls):
+            kind = call.WhichOneof("call") or ""
+            if kind == "cancelled":
+                self._cancel(call.number)
+                continue
+            while self._is_full():
                 self._slot_free.clear()
+                if not is_searched:
+                    is_searched = True
+                    self._cancel_all(calls[index:])
+                    self._read_ahead(requests)
                 await self._slot_free.wait()
-            self._start(call, arrived)
+            self._start(call, kind, arrived)
 
-    def _start(self, call: pb.MultiplexedCall, arrived: float) -> None:
-        number, kind = call.number, call.WhichOneof("call") or ""
-        if kind == "cancelled":
-            if (task := self._calls.get(number)) is not None:
-                task.cancel()
-            return
+    def _read_ahead(self, requests: AsyncIterator[pb.MultiplexRequest]) -> None:
+        """Read the next message while a call waits for a slot, because it may cancel those that
+        have one. Its own calls wait for their turn.
+        """
+
+        def arrived(ahead: asyncio.Future[pb.MultiplexRequest | None]) -> None:
+            if not ahead.cancelled() and not ahead.exception() and (request := ahead.result()):
+                self._cancel_all(request.calls)
+
+        self._ahead = asyncio.ensure_future(anext(requests, None))
+        self._ahead.add_done_callback(arrived)
+
+    def _cancel_all(self, calls: Iterable[pb.MultiplexedCall]) -> None:
+        for call in calls:
+            if call.cancelled:
+                self._cancel(call.number)
+
+    def _is_full(self) -> bool:
+        return (
+            len(self._calls) + self._unwritten >= _MAX_CALLS_PER_STREAM
+            or self._bytes >= _MAX_BYTES_PER_STREAM
+        )
+
+    def _cancel(self, number: int) -> None:
+        if (task := self._calls.get(number)) is not None:
+            task.cancel()
+
+    def _start(self, call: pb.MultiplexedCall, kind: str, arrived: float) -> None:
+        number = call.number
         if number in self._calls:
             raise InvalidInput("a call of the stream has a number that is in use", field="calls")
         until = arrived + call.timeout_seconds if call.HasField("timeout_seconds") else None
@@ -271,7 +340,10 @@ class _Stream:
         if task.cancelled():
             rpc.done()
         else:
-            self._answers.append(task.result())
+            answer = task.result()
+            self._answers.append(answer)
+            self._unwritten += 1
+            self._bytes += answer.size
         self._slot_free.set()
         self._news.set()
 
@@ -279,10 +351,10 @@ class _Stream:
         """Remove and return the answers for one message."""
         size, taken = 0, 0
         for answer in self._answers:
-            taken += 1
-            size += len(answer.response)
-            if size >= _ANSWER_BYTES:
+            size += answer.size
+            if taken and size > _ANSWER_BYTES:
                 break
+            taken += 1
         answers = self._answers[:taken]
         del self._answers[:taken]
         return answers
@@ -319,6 +391,9 @@ def _check(request: pb.MultiplexRequest) -> None:
             field="calls",
         )
     for index, call in enumerate(request.calls):
+        if not math.isfinite(call.timeout_seconds):
+            path = f"calls[{index}].timeout_seconds"
+            raise InvalidInput(f"{path} is {call.timeout_seconds}; it must be finite", field=path)
         for name, most in _TEXT_LIMITS:
             length = len(getattr(call, name))
             if length > most:
