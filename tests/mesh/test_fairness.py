@@ -95,10 +95,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> SteppedDevice:
     """Return a device that notes the texts that the worker's runner has queued for it."""
     made, add = SteppedDevice(), Runner.add
 
-    def noted(runner: Runner, jobs: Collection[HeldJob]) -> None:
+    def noted(runner: Runner, jobs: Collection[HeldJob]) -> list[HeldJob]:
         lengths = [sequence.tokens for held in jobs for sequence in held.ready.sequences]
-        add(runner, jobs)
+        complete = add(runner, jobs)
         made.queued.extend(lengths)
+        return complete
 
     monkeypatch.setattr(Runner, "add", noted)
     return made
