@@ -23,7 +23,7 @@ from libs.fleet import scripts
 from libs.fleet.disks import Disks, ModelsOnDisk
 from libs.fleet.snapshot import NO_WORKERS, SILENT_MS, Index, WorkerRecord
 
-PARTS: Final = 10
+PAGE_FIELDS: Final = 10
 """The parts of each page of a read; the last page has more."""
 PAGE: Final = 250
 """Records of a page: Redis and this process need some 50 ms for one."""
@@ -160,7 +160,7 @@ class Reader:
                 ahead_ms = page[4] - time.monotonic() * 1000
                 self._ahead_ms = max(ahead_ms, self._ahead_ms - SLOWER_MS)
                 self._apply(page, await self._parse(page))
-                if len(page) > PARTS:
+                if len(page) > PAGE_FIELDS:
                     return await self._finish(page)
                 if not goal or int(page[1]) == 0:
                     goal = int(page[3])  # so that it ends: the next read has later changes
