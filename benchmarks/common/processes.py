@@ -233,14 +233,21 @@ async def _chunked(reader: StreamReader) -> bytes:
 
 
 class OpenAi:
-    """A client of a server's OpenAI endpoint. Vectors travel in base64, the fastest form."""
+    """A client of a server's OpenAI endpoint. Vectors travel in base64, the fastest form.
 
-    def __init__(self, pool: HttpPool, path: str, model: str) -> None:
+    Args:
+        further: Fields of the request that only this server has.
+    """
+
+    def __init__(
+        self, pool: HttpPool, path: str, model: str, further: Mapping[str, Any] | None = None
+    ) -> None:
         self._pool, self._path, self._model = pool, path, model
+        self._further = further or {}
 
     async def encode(self, texts: list[str]) -> Vectors:
         body = json.dumps(
-            {"model": self._model, "input": texts, "encoding_format": "base64"}
+            {"model": self._model, "input": texts, "encoding_format": "base64", **self._further}
         ).encode()
         answer = json.loads(await self._pool.post(self._path, body))
         return np.stack(

@@ -18,6 +18,8 @@ from services.local.settings import free_port
 from services.local.supervision.child import Child
 
 MODEL: Final = "minilm"
+TRUNCATING: Final = {"truncate_prompt_tokens": -1}
+"""Cut texts at the model's 256 tokens, as all others do; vLLM refuses longer ones by default."""
 _ENVIRONMENT: Final = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
@@ -76,4 +78,4 @@ async def serving(name: str, dtype: str) -> AsyncIterator[OpenAi]:
         await listening(child, port)
         pool = HttpPool(port)
         stack.push_async_callback(pool.close)
-        yield OpenAi(pool, path, MODEL)
+        yield OpenAi(pool, path, MODEL, TRUNCATING if name == "vllm" else None)
