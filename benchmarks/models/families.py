@@ -32,7 +32,7 @@ import torch
 from benchmarks.common.texts import real_texts
 from libs.kernels.linear.packed import has_bfloat16
 from libs.models import EncodeWork, InputSequence, PackedModel, load_model
-from libs.models.pending import PendingBatch
+from libs.models.interface.pending import PendingBatch
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.recipes import RECIPES
 

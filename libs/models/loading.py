@@ -11,9 +11,9 @@ import torch
 from libs.catalog.detect import detect
 from libs.catalog.overrides import Overrides
 from libs.errors import ModelBroken
-from libs.models.model import Model
-from libs.models.packed_model import PackedModel
-from libs.models.source import Source
+from libs.models.interface.model import Model
+from libs.models.interface.source import Source
+from libs.models.runtime.packed_model import PackedModel
 
 WRITER: Final = "writer"
 """The kind of generative models."""

@@ -9,10 +9,8 @@ from dataclasses import replace
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.models.results import EncodeResult, Result
-from libs.models.text.checks import need_task
-from libs.models.text.processing.embedding import EmbeddingProcessor
-from libs.models.work import (
+from libs.models.interface.results import EncodeResult, Result
+from libs.models.interface.work import (
     CancelCheck,
     EncodeWork,
     Head,
@@ -22,6 +20,8 @@ from libs.models.work import (
     Work,
     never_cancelled,
 )
+from libs.models.text.checks import need_task
+from libs.models.text.processing.embedding import EmbeddingProcessor
 
 QUERY_HEAD: Final[Head] = "query"
 _HEAD: Final[Head] = "dense"

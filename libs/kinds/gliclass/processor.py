@@ -19,14 +19,9 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.errors import InvalidInput, ModelBroken
 from libs.kinds.gliclass.card import LABEL_MARKER, TEXT_MARKER, Gliclass
-from libs.models.answer_budget import build_result
-from libs.models.results import Extraction, LabelScore, Result
-from libs.models.text.checks import hypotheses, item_path, need_labels, need_task, unsupported
-from libs.models.text.processing.answers import best_first, sigmoid
-from libs.models.text.processing.entities import softmax
-from libs.models.text.tokenising.cutting import Cutter, Part, encoded
-from libs.models.text.tokenising.text import run_of_ones, too_long
-from libs.models.work import (
+from libs.models.interface.answer_budget import build_result
+from libs.models.interface.results import Extraction, LabelScore, Result
+from libs.models.interface.work import (
     CancelCheck,
     ClassifyWork,
     InputSequence,
@@ -36,6 +31,11 @@ from libs.models.work import (
     Work,
     never_cancelled,
 )
+from libs.models.text.checks import hypotheses, item_path, need_labels, need_task, unsupported
+from libs.models.text.processing.answers import best_first, sigmoid
+from libs.models.text.processing.entities import softmax
+from libs.models.text.tokenising.cutting import Cutter, Part, encoded
+from libs.models.text.tokenising.text import run_of_ones, too_long
 
 _LABELS = "classify.labels"
 Ids = NDArray[np.int32]

@@ -19,13 +19,14 @@ from libs.errors import InvalidInput
 from libs.kinds.gliner.processor import THRESHOLD
 from libs.kinds.glirel.card import LABEL_MARKER, TEXT_MARKER, Glirel
 from libs.kinds.glirel.head import PairPlaces, Places
-from libs.models.answer_budget import MAX_RELATIONS, build_result, max_relations, select_best
-from libs.models.results import Entity, Extraction, Relation, Result
-from libs.models.text.checks import need_labels, need_task, unsupported
-from libs.models.text.heads.extraction.words import WordPlaces
-from libs.models.text.processing.answers import sigmoid
-from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
-from libs.models.work import (
+from libs.models.interface.answer_budget import (
+    MAX_RELATIONS,
+    build_result,
+    max_relations,
+    select_best,
+)
+from libs.models.interface.results import Entity, Extraction, Relation, Result
+from libs.models.interface.work import (
     CancelCheck,
     Given,
     InputSequence,
@@ -39,6 +40,10 @@ from libs.models.work import (
     in_slices,
     never_cancelled,
 )
+from libs.models.text.checks import need_labels, need_task, unsupported
+from libs.models.text.heads.extraction.words import WordPlaces
+from libs.models.text.processing.answers import sigmoid
+from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
 
 _LABELS = "relations.labels"
 Ids = NDArray[np.int32]

@@ -20,14 +20,9 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kinds.laya.card import Laya
-from libs.models.answer_budget import build_result
-from libs.models.results import Extraction, LabelScore, Result
-from libs.models.text.checks import item_path, need_labels, need_task, unsupported
-from libs.models.text.processing.answers import best_first
-from libs.models.text.processing.entities import softmax
-from libs.models.text.tokenising.cutting import Cutter, Part, encoded
-from libs.models.text.tokenising.text import too_long
-from libs.models.work import (
+from libs.models.interface.answer_budget import build_result
+from libs.models.interface.results import Extraction, LabelScore, Result
+from libs.models.interface.work import (
     CancelCheck,
     ClassifyWork,
     InputSequence,
@@ -37,6 +32,11 @@ from libs.models.work import (
     Work,
     never_cancelled,
 )
+from libs.models.text.checks import item_path, need_labels, need_task, unsupported
+from libs.models.text.processing.answers import best_first
+from libs.models.text.processing.entities import softmax
+from libs.models.text.tokenising.cutting import Cutter, Part, encoded
+from libs.models.text.tokenising.text import too_long
 
 _LABELS: Final = "classify.labels"
 _QUESTION: Final = "Which of these labels fits best?"

@@ -16,13 +16,20 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.kinds.sequence_labels.processor import LabelsProcessor
-from libs.models.answer_budget import build_result
-from libs.models.results import Extraction, LabelScore, Result
+from libs.models.interface.answer_budget import build_result
+from libs.models.interface.results import Extraction, LabelScore, Result
+from libs.models.interface.work import (
+    CancelCheck,
+    ClassifyWork,
+    Output,
+    Prepared,
+    Work,
+    never_cancelled,
+)
 from libs.models.text.checks import hypotheses, item_path, need_task
 from libs.models.text.processing.answers import best_first, sigmoid
 from libs.models.text.processing.entities import softmax
 from libs.models.text.tokenising.text import TextProcessor
-from libs.models.work import CancelCheck, ClassifyWork, Output, Prepared, Work, never_cancelled
 
 _HYPOTHESIS = "This example is {}."  # the pipeline's
 

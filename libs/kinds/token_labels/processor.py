@@ -10,12 +10,19 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.kinds.token_labels.card import entity_kind
-from libs.models.answer_budget import build_result
-from libs.models.results import Entity, Extraction, Result
+from libs.models.interface.answer_budget import build_result
+from libs.models.interface.results import Entity, Extraction, Result
+from libs.models.interface.work import (
+    CancelCheck,
+    EntitiesWork,
+    Output,
+    Prepared,
+    Work,
+    never_cancelled,
+)
 from libs.models.text.checks import item_path, known_labels, need_task, unsupported
 from libs.models.text.processing.entities import find_entities
 from libs.models.text.tokenising.text import Spans, TextProcessor
-from libs.models.work import CancelCheck, EntitiesWork, Output, Prepared, Work, never_cancelled
 
 
 class TaggingProcessor:

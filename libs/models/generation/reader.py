@@ -21,9 +21,9 @@ from libs.models.generation.grammars import FIELD, Grammar, parse_answer
 from libs.models.generation.stops import StopStrings, text_before_stop
 from libs.models.generation.tools import FIELD as TOOLS_FIELD
 from libs.models.generation.tools import ToolForm
-from libs.models.packed import GivenRows
-from libs.models.results import Extraction, ExtractResult, TokenLogprob
-from libs.models.work import (
+from libs.models.interface.packed import GivenRows
+from libs.models.interface.results import Extraction, ExtractResult, TokenLogprob
+from libs.models.interface.work import (
     CancelCheck,
     GeneratedIds,
     GenerationWork,

@@ -25,10 +25,8 @@ from libs.models.generation.reader import (
     refuse_tools,
     token_text,
 )
-from libs.models.results import ExtractResult
-from libs.models.text.checks import unsupported
-from libs.models.text.tokenising.text import TextProcessor
-from libs.models.work import (
+from libs.models.interface.results import ExtractResult
+from libs.models.interface.work import (
     CancelCheck,
     GeneratedIds,
     GenerationWork,
@@ -37,6 +35,8 @@ from libs.models.work import (
     YieldPoint,
     items_as_parts,
 )
+from libs.models.text.checks import unsupported
+from libs.models.text.tokenising.text import TextProcessor
 
 _INCOMPLETE: Final = "�"
 """Replacement that tokenizers return for the first bytes of a character."""

@@ -17,7 +17,6 @@ from libs.errors import ModelBroken
 from libs.kernels.linear.packed import PackedLinear
 from libs.kinds.images.card import is_open_clip
 from libs.models import weights
-from libs.models.backbone import Backbone
 from libs.models.images.families import clip, dinov2, dinov3, open_clip, siglip, siglip2, vit
 from libs.models.images.families.family import Family, State, TowerSpec
 from libs.models.images.patches import ImageInput, PatchEmbedding, PatchRows, PatchSpec
@@ -25,6 +24,7 @@ from libs.models.images.processing import ImageProcessing
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import FeedForward, PackedEncoder
 from libs.models.layers.spec import Config
+from libs.models.runtime.backbone import Backbone
 from libs.models.text.registry import prepare
 from libs.models.weights import HeadRule, TensorFile
 

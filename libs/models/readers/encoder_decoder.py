@@ -33,17 +33,9 @@ from libs.models.images.families.family import TowerSpec
 from libs.models.images.loading import read_processing as read_patch_processing
 from libs.models.images.patches import PatchEmbedding, PatchSpec
 from libs.models.images.processing import ImageProcessing
-from libs.models.layers.encoder import PackedEncoder
-from libs.models.layers.spec import Config
-from libs.models.packed import Packed
-from libs.models.readers import donut
-from libs.models.readers.pixels import Tower, read_input_image
-from libs.models.results import Extraction, ExtractResult
-from libs.models.text.checks import unsupported
-from libs.models.text.registry import prepare
-from libs.models.text.tokenising.tokenizer import load_tokenizer
-from libs.models.weights import TensorFile
-from libs.models.work import (
+from libs.models.interface.packed import Packed
+from libs.models.interface.results import Extraction, ExtractResult
+from libs.models.interface.work import (
     CancelCheck,
     GeneratedIds,
     GenerationWork,
@@ -53,6 +45,14 @@ from libs.models.work import (
     YieldPoint,
     items_as_parts,
 )
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.spec import Config
+from libs.models.readers import donut
+from libs.models.readers.pixels import Tower, read_input_image
+from libs.models.text.checks import unsupported
+from libs.models.text.registry import prepare
+from libs.models.text.tokenising.tokenizer import load_tokenizer
+from libs.models.weights import TensorFile
 
 MODEL_TYPE: Final = "vision-encoder-decoder"
 _KEYS: Final = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from libs.errors import TaskNotSupported
 from libs.models.images.decoding import decoding
 from libs.models.images.processing import ImageProcessing
-from libs.models.work import Parts, YieldPoint
+from libs.models.interface.work import Parts, YieldPoint
 
 MAX_BATCH_IMAGES: Final = 8
 """Images of one forward of an encoder. A larger number only takes more memory."""

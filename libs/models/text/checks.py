@@ -7,7 +7,7 @@ from typing import Final
 
 from libs.catalog.card import DOCUMENT_PROMPTS, Card, Task
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.models.work import (
+from libs.models.interface.work import (
     ClassifyWork,
     EncodeWork,
     EntitiesWork,

@@ -162,7 +162,7 @@ def build_encoder(
 
     Args:
         int8: Linear layers keep the stored weights, and compute with them in float32 until they are
-            quantised (`libs/models/precision/int8.py`).
+            quantised (`libs/models/runtime/precision/int8.py`).
     """
     encoder, family = empty_encoder(Config(config))
     state = weights.load(

@@ -50,8 +50,8 @@ from libs.models import (
     Truncation,
     Work,
 )
-from libs.models.documents import DocumentFile
-from libs.models.results import (
+from libs.models.interface.documents import DocumentFile
+from libs.models.interface.results import (
     Chunks,
     DetokenizeResult,
     Field,
@@ -59,7 +59,7 @@ from libs.models.results import (
     TokenizeResult,
     TokenLogprob,
 )
-from libs.models.work import (
+from libs.models.interface.work import (
     CancelCheck,
     Chunking,
     ChunkMethod,

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
-from libs.models.answer_budget import build_result
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.regions import MAX_REGIONS
-from libs.models.results import Extraction, Region, Result
-from libs.models.text.checks import need_task, unsupported
-from libs.models.text.heads.extraction.words import Label
-from libs.models.work import (
+from libs.models.interface.answer_budget import build_result
+from libs.models.interface.results import Extraction, Region, Result
+from libs.models.interface.work import (
     CancelCheck,
     InputSequence,
     Output,
@@ -24,6 +22,8 @@ from libs.models.work import (
     never_cancelled,
     without_images,
 )
+from libs.models.text.checks import need_task, unsupported
+from libs.models.text.heads.extraction.words import Label
 
 
 class RegionsProcessor:

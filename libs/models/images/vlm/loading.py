@@ -20,7 +20,6 @@ from libs.catalog.checkpoint.files import need_config, read_config, read_json, s
 from libs.errors import ModelBroken
 from libs.kinds.vision_language.card import sparse_columns
 from libs.models import weights
-from libs.models.backbone import Backbone
 from libs.models.images.loading import read_image_processor
 from libs.models.images.patches import PatchEmbedding
 from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec, WindowAttention
@@ -33,7 +32,8 @@ from libs.models.images.vlm.tower import BlockTower, ImageTower
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import Attention, PackedEncoder
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
-from libs.models.loaded.peft import Names, read_updates
+from libs.models.runtime.backbone import Backbone
+from libs.models.runtime.loaded.peft import Names, read_updates
 from libs.models.text.processing.static import TokenWeights
 from libs.models.text.registry import build_encoder, names_of, prepare
 from libs.models.text.tokenising.text import TextProcessor, special_token

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.decoding import LIMITS, Limits, Pixels, decoding, header_size
 from libs.models.images.vlm.image_converter import ImageConverter, ImageTokens, axes_of, places_of
-from libs.models.output_cache import JobOutputCache
-from libs.models.text.tokenising.text import TextProcessor, Where, too_long
-from libs.models.work import (
+from libs.models.interface.output_cache import JobOutputCache
+from libs.models.interface.work import (
     CancelCheck,
     Head,
     InputRows,
@@ -27,6 +26,7 @@ from libs.models.work import (
     Truncation,
     never_cancelled,
 )
+from libs.models.text.tokenising.text import TextProcessor, Where, too_long
 
 Ids = NDArray[np.int32]
 

@@ -19,22 +19,16 @@ from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
-from libs.models.answer_budget import build_result
-from libs.models.processor import Processor, finish_rows, prepare_parts
-from libs.models.results import EncodeResult, Extraction, ExtractResult, Result, ScoreResult
-from libs.models.text.checks import document_path, item_path
-from libs.models.text.processing.answers import best_first, labels_reaching
-from libs.models.text.tokenising.text import TextProcessor, Where
-from libs.models.text.windows import merging
-from libs.models.text.windows.spans import (
-    MAX_SEQUENCES,
-    MAX_WINDOWS,
-    check_outputs,
-    halves,
-    token_windows,
-    too_many_windows,
+from libs.models.interface.answer_budget import build_result
+from libs.models.interface.processor import Processor, finish_rows, prepare_parts
+from libs.models.interface.results import (
+    EncodeResult,
+    Extraction,
+    ExtractResult,
+    Result,
+    ScoreResult,
 )
-from libs.models.work import (
+from libs.models.interface.work import (
     ANY_BYTES,
     CancelCheck,
     ClassifyWork,
@@ -50,6 +44,18 @@ from libs.models.work import (
     Span,
     StructureWork,
     Work,
+)
+from libs.models.text.checks import document_path, item_path
+from libs.models.text.processing.answers import best_first, labels_reaching
+from libs.models.text.tokenising.text import TextProcessor, Where
+from libs.models.text.windows import merging
+from libs.models.text.windows.spans import (
+    MAX_SEQUENCES,
+    MAX_WINDOWS,
+    check_outputs,
+    halves,
+    token_windows,
+    too_many_windows,
 )
 
 WindowedWork: TypeAlias = ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | StructureWork

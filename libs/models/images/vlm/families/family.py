@@ -11,7 +11,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from libs.models.head import ModelHead
 from libs.models.images.families.clip import LAYERS
 from libs.models.images.families.family import encoder_spec, square_grid
 from libs.models.images.patches import PatchSpec
@@ -21,6 +20,7 @@ from libs.models.images.vlm.connectors import Connector
 from libs.models.images.vlm.heads import Use
 from libs.models.images.vlm.image_converter import ImageConverter
 from libs.models.images.vlm.parts import Prompts
+from libs.models.interface.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EncoderSpec
 from libs.models.text.processing.static import TokenWeights

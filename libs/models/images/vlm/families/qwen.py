@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from libs.errors import ModelBroken
-from libs.models.head import ModelHead
 from libs.models.images.patches import PatchSpec
 from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Merger, Mergers, linear_of
@@ -32,6 +31,7 @@ from libs.models.images.vlm.heads import (
 )
 from libs.models.images.vlm.parts import INSTRUCTION, Frame, Pair, Prompts
 from libs.models.images.vlm.smart import MARK, SmartResize
+from libs.models.interface.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec, Rope
 from libs.models.text.heads.linear import check_shape

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from libs.models.packed import Ids
+from libs.models.interface.packed import Ids
 
 Forward = Callable[[Tensor], Tensor]
 """A forward of an int32 buffer on the device. Only the buffer's shape determines its launches."""

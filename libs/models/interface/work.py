@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.documents.joined_text import PagedText
-from libs.models.schema import Schema
+from libs.models.interface.schema import Schema
 
 Role = Literal["", "query", "document"]
 Representation = Literal["dense", "sparse", "multi_vector"]

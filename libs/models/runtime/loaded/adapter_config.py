@@ -1,7 +1,7 @@
 """Parses adapter_config.json of a LoRA adapter, as PEFT writes it, and refuses adapters that are
 not served, with the reason.
 
-Workers read it before the adapter's tensors (`libs/models/loaded/peft.py`).
+Workers read it before the adapter's tensors (`libs/models/runtime/loaded/peft.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from libs.catalog.checkpoint.adapter import FILE
 from libs.catalog.checkpoint.files import Config, need_config
-from libs.models.loaded.patterns import Pattern, UnsupportedPattern, compile_pattern
+from libs.models.runtime.loaded.patterns import Pattern, UnsupportedPattern, compile_pattern
 
 REFUSED: Final[Mapping[str, str]] = {
     "modules_to_save": (
@@ -181,7 +181,7 @@ def _targets(config: Config) -> frozenset[str] | None:
 
 def _numbers(config: Config, key: str, read: Callable[[Config, str, object], float]) -> Numbers:
     """Values by patterns of module names. The patterns are untrusted, so they are matched in linear
-    time (`libs/models/loaded/patterns.py`).
+    time (`libs/models/runtime/loaded/patterns.py`).
     """
     values = config.part(key).values
     total = sum(map(len, values))

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from libs.models.backbone import Backbone, LayeredTower, SampledTower
+from libs.models.interface.work import InputRows, InputSequence, never_yield
 from libs.models.layers.embeddings import InputLayer
-from libs.models.work import InputRows, InputSequence, never_yield
+from libs.models.runtime.backbone import Backbone, LayeredTower, SampledTower
 
 _SEQUENCES = 4
 _TOKENS = 16  # of each sequence

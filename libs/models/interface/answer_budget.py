@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.models.results import (
+from libs.models.interface.results import (
     Entity,
     Extraction,
     ExtractResult,
@@ -25,7 +25,7 @@ from libs.models.results import (
     Relation,
     Structure,
 )
-from libs.models.work import CancelCheck
+from libs.models.interface.work import CancelCheck
 
 MAX_RELATIONS: Final = 10_000
 """Maximum relations of an item: with a threshold of 0, every pair of entities has every label."""

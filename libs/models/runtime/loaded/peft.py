@@ -17,7 +17,7 @@ from torch import Tensor
 from libs.catalog.checkpoint.adapter import FILE, TORCH_WEIGHTS, WEIGHTS
 from libs.catalog.checkpoint.files import NOT_OPENED, shortened
 from libs.errors import ModelBroken
-from libs.models.loaded.adapter_config import Adapter, read_adapter
+from libs.models.runtime.loaded.adapter_config import Adapter, read_adapter
 from libs.models.weights import AllowedExtra, HeadRule, LowRankUpdate, Rule, TensorFile, find
 
 # `base_model.model.` is PEFT's wrapper. The adapter's name stands between lora_A and weight until

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.errors import InvalidInput
-from libs.models.head import ModelHead
+from libs.models.interface.head import ModelHead
+from libs.models.interface.packed import Packed
+from libs.models.interface.work import InputSequence, YieldPoint, never_yield
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.packed import Packed
-from libs.models.work import InputSequence, YieldPoint, never_yield
 
 
 class Tower(Protocol):

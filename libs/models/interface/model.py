@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from libs.catalog.card import Card
-from libs.models.results import EncodeResult, Result
-from libs.models.work import (
+from libs.models.interface.results import EncodeResult, Result
+from libs.models.interface.work import (
     CancelCheck,
     Forwarded,
     Head,

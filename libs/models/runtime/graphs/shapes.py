@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from libs.models.backbone import Backbone
-from libs.models.graphs.buckets import Bucket, bucket_of, hot_buckets, max_tokens
-from libs.models.graphs.buffers import whole_batch
-from libs.models.head import CapturableHead, ModelHead
+from libs.models.interface.head import CapturableHead, ModelHead
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.work import InputSequence
 from libs.models.layers.encoder import PackedEncoder, resident_bytes
-from libs.models.packed import Packed, Rows
-from libs.models.work import InputSequence
+from libs.models.runtime.backbone import Backbone
+from libs.models.runtime.graphs.buckets import Bucket, bucket_of, hot_buckets, max_tokens
+from libs.models.runtime.graphs.buffers import whole_batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from libs.kernels.layout import Layout, runs
-from libs.models.graphs.buckets import Bucket
-from libs.models.packed import Ids, Packed
-from libs.models.work import InputSequence
+from libs.models.interface.packed import Ids, Packed
+from libs.models.interface.work import InputSequence
+from libs.models.runtime.graphs.buckets import Bucket
 
 _Array = TypeVar("_Array", Ids, Tensor)
 

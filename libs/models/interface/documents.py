@@ -21,8 +21,8 @@ from libs.documents.joined_text import JoinedText, PagedText
 from libs.documents.reader import DocumentReader, OpenDocument
 from libs.documents.text_size import NO_TEXT, TextBudget
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.models.results import Extraction, ExtractResult, PageText
-from libs.models.work import (
+from libs.models.interface.results import Extraction, ExtractResult, PageText
+from libs.models.interface.work import (
     CancelCheck,
     EncodeWork,
     EntitiesWork,

@@ -18,11 +18,15 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from libs.models.backbone import Backbone
-from libs.models.graphs.buckets import AFTER, Uses
-from libs.models.graphs.buffers import fill, filled, own_batch
-from libs.models.graphs.capture import Capture, Captured, PendingCopy
-from libs.models.graphs.shapes import (
+from libs.models.interface.head import ModelHead
+from libs.models.interface.packed import Packed
+from libs.models.interface.work import InputSequence
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.runtime.backbone import Backbone
+from libs.models.runtime.graphs.buckets import AFTER, Uses
+from libs.models.runtime.graphs.buffers import fill, filled, own_batch
+from libs.models.runtime.graphs.capture import Capture, Captured, PendingCopy
+from libs.models.runtime.graphs.shapes import (
     Shape,
     distance,
     hot_shapes,
@@ -30,11 +34,7 @@ from libs.models.graphs.shapes import (
     shape_of,
     tolerance,
 )
-from libs.models.graphs.store import MAX_BYTES, GraphStore
-from libs.models.head import ModelHead
-from libs.models.layers.encoder import PackedEncoder
-from libs.models.packed import Packed
-from libs.models.work import InputSequence
+from libs.models.runtime.graphs.store import MAX_BYTES, GraphStore
 
 CHECK_EVERY: Final = 256
 """One of this many replays of each graph is compared with the eager forward, in addition to one

@@ -25,7 +25,7 @@ from libs.kernels.linear.lora import Delta, LowRank, Rows
 from libs.kernels.linear.packed import PackedLinear, must_widen
 from libs.models.layers.embeddings import Table
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.loaded.peft import Names, Piece, Shape, outputs_of, read_pieces
+from libs.models.runtime.loaded.peft import Names, Piece, Shape, outputs_of, read_pieces
 from libs.models.weights import TensorFile, stored_tensor
 
 MERGE: Final = "merge it (merge_and_unload) and serve the result as a model"

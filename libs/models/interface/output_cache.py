@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from libs.models.work import Head, InputSequence, Output, Part
+from libs.models.interface.work import Head, InputSequence, Output, Part
 
 
 @dataclass(frozen=True, slots=True)

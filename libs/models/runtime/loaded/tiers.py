@@ -19,7 +19,7 @@ from typing import Final, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from libs.models.loaded.pinned import ALIGNMENT, HostMemory
+from libs.models.runtime.loaded.pinned import ALIGNMENT, HostMemory
 
 _Model = TypeVar("_Model")
 

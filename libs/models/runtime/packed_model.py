@@ -18,26 +18,15 @@ from torch import nn
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.tasks import OwnAdapters
 from libs.errors import TaskNotSupported
-from libs.models.answer_budget import build_result
-from libs.models.backbone import Backbone
-from libs.models.documents import read_text_layers
-from libs.models.graphs.capture import PendingCopy
-from libs.models.graphs.graphs import Graphs, Replayed
-from libs.models.head import Compacts, ModelHead, PreemptedHead, ReadsDevice
-from libs.models.layers.encoder import resident_bytes
-from libs.models.loaded.cuda_queue import cuda_queue
-from libs.models.loaded.lora import Adapters
-from libs.models.loaded.peft import Names
-from libs.models.loaded.probe import activation_bytes_per_token, image_bytes
-from libs.models.loaded.tasks import add_own_adapters
-from libs.models.loaded.tiers import Arena, ParkedModel, copying, sharing, tensors_of
-from libs.models.output_cache import FindOutput, OutputCache
-from libs.models.packed import Packed
-from libs.models.pending import DeviceQueue, Submission
-from libs.models.processor import Processor, Tokens, finish_rows, prepare_parts
-from libs.models.results import EncodeResult, ExtractResult, Result
-from libs.models.weights import TensorFile
-from libs.models.work import (
+from libs.models.interface.answer_budget import build_result
+from libs.models.interface.documents import read_text_layers
+from libs.models.interface.head import Compacts, ModelHead, PreemptedHead, ReadsDevice
+from libs.models.interface.output_cache import FindOutput, OutputCache
+from libs.models.interface.packed import Packed
+from libs.models.interface.pending import DeviceQueue, Submission
+from libs.models.interface.processor import Processor, Tokens, finish_rows, prepare_parts
+from libs.models.interface.results import EncodeResult, ExtractResult, Result
+from libs.models.interface.work import (
     CancelCheck,
     EncodeWork,
     Head,
@@ -52,6 +41,17 @@ from libs.models.work import (
     never_cancelled,
     never_yield,
 )
+from libs.models.layers.encoder import resident_bytes
+from libs.models.runtime.backbone import Backbone
+from libs.models.runtime.graphs.capture import PendingCopy
+from libs.models.runtime.graphs.graphs import Graphs, Replayed
+from libs.models.runtime.loaded.cuda_queue import cuda_queue
+from libs.models.runtime.loaded.lora import Adapters
+from libs.models.runtime.loaded.peft import Names
+from libs.models.runtime.loaded.probe import activation_bytes_per_token, image_bytes
+from libs.models.runtime.loaded.tasks import add_own_adapters
+from libs.models.runtime.loaded.tiers import Arena, ParkedModel, copying, sharing, tensors_of
+from libs.models.weights import TensorFile
 
 
 class PackedModel:

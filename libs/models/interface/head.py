@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from libs.models.packed import Packed, Rows
-from libs.models.work import InputSequence, Output, YieldPoint
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.work import InputSequence, Output, YieldPoint
 
 Array = NDArray[np.generic]
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.models.work import DataType, ToolCall
+from libs.models.interface.work import DataType, ToolCall
 
 
 @dataclass(frozen=True, slots=True)

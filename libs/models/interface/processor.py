@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from libs.models.results import EncodeResult, Result
-from libs.models.work import CancelCheck, EncodeWork, ModelWork, Output, Prepared, TokenWork
+from libs.models.interface.results import EncodeResult, Result
+from libs.models.interface.work import (
+    CancelCheck,
+    EncodeWork,
+    ModelWork,
+    Output,
+    Prepared,
+    TokenWork,
+)
 
 
 class Processor(Protocol):

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.models.schema import (
+from libs.models.interface.schema import (
     Schema,
     SchemaClassification,
     SchemaField,
     SchemaLabel,
     SchemaStructure,
 )
-from libs.models.work import (
+from libs.models.interface.work import (
     ClassifyWork,
     EncodeWork,
     EntitiesWork,

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from libs.kernels.triton_here import has_triton
-from libs.models.graphs.capture import Fill, Forward
-from libs.models.loaded.tiers import alone
-from libs.models.packed import Ids
+from libs.models.interface.packed import Ids
+from libs.models.runtime.graphs.capture import Fill, Forward
+from libs.models.runtime.loaded.tiers import alone
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE

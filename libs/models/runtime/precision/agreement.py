@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card
-from libs.models.packed_model import PackedModel
-from libs.models.results import ScoreResult
-from libs.models.work import Output, Prepared, Representation, ScoreWork, SparseRow
+from libs.models.interface.results import ScoreResult
+from libs.models.interface.work import Output, Prepared, Representation, ScoreWork, SparseRow
+from libs.models.runtime.packed_model import PackedModel
 
 MIN_COSINE: Final = 0.99
 """Minimum cosine of a text's vectors with those in float32. Below it, a number format loses too

@@ -16,8 +16,8 @@ from typing import Final
 
 from libs.catalog.checkpoint.tasks import OwnAdapters
 from libs.errors import ModelBroken
-from libs.models.loaded.lora import Adapters
-from libs.models.loaded.peft import Names, Piece, Place, Shape
+from libs.models.runtime.loaded.lora import Adapters
+from libs.models.runtime.loaded.peft import Names, Piece, Place, Shape
 from libs.models.weights import TensorFile
 
 _ORIGINAL: Final = ".parametrizations.weight.original"

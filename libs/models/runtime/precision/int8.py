@@ -15,13 +15,13 @@ import torch
 
 from libs.errors import ModelBroken
 from libs.kernels.linear.packed import PackedLinear
+from libs.models.interface.work import Output, Prepared
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.loaded.tiers import tensors_of
-from libs.models.packed_model import PackedModel
-from libs.models.precision.agreement import MAX_DIFFERENCE, MIN_COSINE, Agreement, agreement
-from libs.models.precision.samples import TEXTS, works
-from libs.models.work import Output, Prepared
+from libs.models.runtime.loaded.tiers import tensors_of
+from libs.models.runtime.packed_model import PackedModel
+from libs.models.runtime.precision.agreement import MAX_DIFFERENCE, MIN_COSINE, Agreement, agreement
+from libs.models.runtime.precision.samples import TEXTS, works
 
 DATA_TYPE: Final = "int8"
 
