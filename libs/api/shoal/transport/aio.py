@@ -105,9 +105,6 @@ class AsyncTransport:
         timeout: float | None = None,
         metadata: Metadata,
     ) -> AsyncGenerator[R]:
-        """Yield the replies of a server-streaming method; closing the generator cancels the call.
-        Raises ShoalError.
-        """
         self._check_loop()
         pooled = self._channels.acquire(address)
         call = pooled.stream(method)(request, timeout=timeout, metadata=metadata)
