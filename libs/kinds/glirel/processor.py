@@ -40,7 +40,7 @@ from libs.models.interface.work import (
     in_slices,
     never_cancelled,
 )
-from libs.models.text.checks import need_labels, need_task, unsupported
+from libs.models.text.checks import need_labels, need_task, need_work
 from libs.models.text.heads.extraction.words import WordPlaces
 from libs.models.text.processing.answers import sigmoid
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
@@ -90,8 +90,7 @@ class GlirelProcessor:
 
     def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
-        if not isinstance(work, RelationsWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, RelationsWork, self._card)
         need_labels(work.labels, self._card, _LABELS)
         if work.entity_labels:
             message = (
@@ -122,8 +121,7 @@ class GlirelProcessor:
         check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
-        if not isinstance(work, RelationsWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, RelationsWork, self._card)
         logits = iter(cast("Sequence[NDArray[np.float32] | SparseRow]", outputs))
         threshold = THRESHOLD if work.threshold is None else work.threshold
         most = max_relations(prepared.answer_bytes, MAX_RELATIONS)
@@ -146,8 +144,7 @@ class GlirelProcessor:
         check_cancelled: CancelCheck,
     ) -> list[Span]:
         """Return the windows of text `index`, as `WordWindows` says."""
-        if not isinstance(work, RelationsWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, RelationsWork, self._card)
         prompt = _prompt(tuple(dict.fromkeys(work.labels)))
         return self._frame.windows(work.texts[index], prompt, overlap, path, check_cancelled)
 

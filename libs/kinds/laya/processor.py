@@ -32,7 +32,7 @@ from libs.models.interface.work import (
     Work,
     never_cancelled,
 )
-from libs.models.text.checks import item_path, need_labels, need_task, unsupported
+from libs.models.text.checks import item_path, need_labels, need_task, need_work
 from libs.models.text.processing.answers import best_first
 from libs.models.text.processing.entities import softmax
 from libs.models.text.tokenising.cutting import Cutter, Part, encoded
@@ -77,8 +77,7 @@ class LayaProcessor:
 
     def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
-        if not isinstance(work, ClassifyWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, ClassifyWork, self._card)
         need_labels(work.labels, self._card, _LABELS)
         if work.multi_label:
             message = f"{self._card.model} chooses one of the labels: its scores add up to 1"
@@ -106,9 +105,7 @@ class LayaProcessor:
         outputs: Sequence[Output],
         check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
-        work = prepared.work
-        if not isinstance(work, ClassifyWork):
-            raise unsupported(work, self._card)
+        work = need_work(prepared.work, ClassifyWork, self._card)
         rows = cast("Sequence[NDArray[np.float32]]", outputs)
         items = (Extraction(labels=self._scores(work, logits)) for logits in rows)
         return build_result(items, prepared.answer_bytes, check_cancelled)

@@ -27,7 +27,7 @@ from libs.models.interface.work import (
     never_cancelled,
 )
 from libs.models.text.checks import hypotheses, item_path, need_task
-from libs.models.text.processing.answers import best_first, sigmoid
+from libs.models.text.processing.answers import best_first, is_multi_label, sigmoid
 from libs.models.text.processing.entities import softmax
 from libs.models.text.tokenising.text import TextProcessor
 
@@ -75,9 +75,7 @@ class NliProcessor:
     def _labels(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
         """Score the labels of one text from logits [labels, classes]."""
         entailment, contradiction = logits[:, self._card.positive], logits[:, self._contradiction]
-        multi = (
-            self._card.problem == "multi_label" if work.multi_label is None else work.multi_label
-        )
+        multi = is_multi_label(work, self._card)
         # The softmax over a single label would always be 1.
         scores = (
             sigmoid(entailment - contradiction)

@@ -20,7 +20,7 @@ from libs.models.interface.work import (
     Work,
     never_cancelled,
 )
-from libs.models.text.checks import item_path, known_labels, need_task, unsupported
+from libs.models.text.checks import item_path, known_labels, need_task, need_work
 from libs.models.text.processing.entities import find_entities
 from libs.models.text.tokenising.text import Spans, TextProcessor
 
@@ -33,8 +33,7 @@ class TaggingProcessor:
 
     def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
-        if not isinstance(work, EntitiesWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, EntitiesWork, self._card)
         known_labels(work.labels, self._card, "entities.labels")
         sequences, spans = self._text.encode_spans(
             work.texts, work.truncation, item_path, check_cancelled
@@ -47,9 +46,7 @@ class TaggingProcessor:
         outputs: Sequence[Output],
         check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
-        work = prepared.work
-        if not isinstance(work, EntitiesWork):
-            raise unsupported(work, self._card)
+        work = need_work(prepared.work, EntitiesWork, self._card)
         logits, spans = (
             cast("Sequence[NDArray[np.float32]]", outputs),
             cast("list[Spans]", prepared.notes),

@@ -35,7 +35,7 @@ from libs.models.interface.work import (
     YieldPoint,
     items_as_parts,
 )
-from libs.models.text.checks import unsupported
+from libs.models.text.checks import need_work
 from libs.models.text.tokenising.text import TextProcessor
 
 _INCOMPLETE: Final = "�"
@@ -64,8 +64,7 @@ class TextReader:
         self, work: GenerationWork, check_cancelled: CancelCheck
     ) -> tuple[list[InputSequence], object]:
         """Implement `Reader.prepare`. The `input` of a sequence is `GenerationOptions`."""
-        if not isinstance(work, TextWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, TextWork, self._card)
         if work.region is not None:
             raise TaskNotSupported(
                 f"{self._card.model} reads text only, not regions of images", field="text.region"

@@ -53,7 +53,7 @@ from libs.models.interface.work import (
 )
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
-from libs.models.text.checks import unsupported
+from libs.models.text.checks import need_work
 from libs.models.text.tokenising.renderer import rendered, rendered_text, special_tokens
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
@@ -259,8 +259,7 @@ class ConversationReader:
         self, work: GenerationWork, check_cancelled: CancelCheck
     ) -> tuple[list[InputSequence], object]:
         """Implement `Reader.prepare`. The `input` of a sequence is `Asked`."""
-        if not isinstance(work, TextWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, TextWork, self._card)
         if work.region is not None:
             raise TaskNotSupported(f"{self._card.model} reads whole images", field="text.region")
         if work.text_kind == "ocr_regions":

@@ -49,7 +49,7 @@ from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.readers import donut
 from libs.models.readers.pixels import Tower, read_input_image
-from libs.models.text.checks import unsupported
+from libs.models.text.checks import need_work
 from libs.models.text.registry import prepare
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
@@ -299,8 +299,7 @@ class EncoderDecoderReader:
     def prepare(
         self, work: GenerationWork, check_cancelled: CancelCheck
     ) -> tuple[list[InputSequence], object]:
-        if not isinstance(work, TextWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, TextWork, self._card)
         refuse_schema(work, self._card)
         refuse_chat(work, self._card)
         refuse_sampling(work, self._card)

@@ -46,7 +46,7 @@ from libs.models.interface.work import (
     Work,
 )
 from libs.models.text.checks import document_path, item_path
-from libs.models.text.processing.answers import best_first, labels_reaching
+from libs.models.text.processing.answers import best_first, is_multi_label, labels_reaching
 from libs.models.text.tokenising.text import TextProcessor, Where
 from libs.models.text.windows import merging
 from libs.models.text.windows.spans import (
@@ -426,8 +426,7 @@ def _rules(work: Work, card: Card) -> merging.Rules:
 
 def _is_exclusive(work: ClassifyWork, card: Card) -> bool:
     """Return whether the scores of labels add up to 1: a softmax over several labels or classes."""
-    multi = card.problem == "multi_label" if work.multi_label is None else work.multi_label
-    if multi or "encode" in card.tasks:
+    if is_multi_label(work, card) or "encode" in card.tasks:
         return False
     fixed = len(card.classes) if card.contradiction is None or not work.labels else 0
     return (fixed or len(work.labels)) > 1
