@@ -21,7 +21,7 @@ from torch import Tensor
 
 from libs.models import PackedModel, load_model
 from libs.models.interface.packed import Packed
-from libs.models.interface.work import InputSequence
+from libs.models.interface.sequences import InputSequence
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.runtime.graphs.buckets import Bucket
 from libs.models.runtime.graphs.buffers import fill, filled, whole_batch

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from shoal.v1 import worker_pb2
 
 from libs.models import Entity, Extraction, ExtractResult, LabelScore, Region, Relation
-from libs.models.interface.answer_budget import build_result, fit_to_bytes, select_best
 from libs.models.interface.results import (
     Classification,
     Field,
@@ -21,7 +20,9 @@ from libs.models.interface.results import (
     TokenLogprob,
     Value,
 )
-from libs.models.interface.work import ANY_BYTES, EncodeWork, SparseRow, ToolCall, never_cancelled
+from libs.models.interface.sequences import ANY_BYTES, SparseRow
+from libs.models.interface.work import EncodeWork, ToolCall, never_cancelled
+from libs.models.runtime.answer_budget import build_result, fit_to_bytes, select_best
 from libs.models.text.processing.answers import sparse_rows
 from services.worker.mesh import codec
 

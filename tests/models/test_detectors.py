@@ -22,7 +22,7 @@ from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.loading import load_detector
 from libs.models.images.detection.padded import padded_and_resized
 from libs.models.images.detection.regions import RegionOptions, regions_of
-from libs.models.interface.work import InputSequence, Output, is_finite
+from libs.models.interface.sequences import InputSequence, Output, is_finite
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.words import Label
 from tests.models.test_backbones import joined

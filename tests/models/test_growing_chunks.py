@@ -17,7 +17,8 @@ from libs.documents.joined_text import JoinedText, PagedText
 from libs.models import EncodeWork, PackedModel, load_model
 from libs.models.interface.model import ComputesChunks
 from libs.models.interface.results import EncodeResult
-from libs.models.interface.work import Chunking, ChunkMethod, Output, Representation
+from libs.models.interface.sequences import Output
+from libs.models.interface.work import Chunking, ChunkMethod, Representation
 from libs.models.text.processing.chunking import dividing
 from libs.models.text.processing.chunking.dividing import MAX_CHUNKS
 from libs.models.text.processing.chunking.growing import notes_of

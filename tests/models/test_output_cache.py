@@ -22,7 +22,7 @@ from libs.models import (
 from libs.models.images import patches
 from libs.models.images.vlm import parts
 from libs.models.interface.output_cache import CachedOutput, OutputCache
-from libs.models.interface.work import Prepared
+from libs.models.interface.sequences import Prepared
 from tests.parity.image_models import pictures
 from tests.parity.image_repositories import TEXTS, write_repository
 from tests.parity.vlm_models import pages, small

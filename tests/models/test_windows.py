@@ -28,17 +28,10 @@ from libs.models import (
     ScoreResult,
     ScoreWork,
 )
-from libs.models.interface.answer_budget import build_result
 from libs.models.interface.results import Result
-from libs.models.interface.work import (
-    CancelCheck,
-    ModelWork,
-    Output,
-    Prepared,
-    Span,
-    Work,
-    never_cancelled,
-)
+from libs.models.interface.sequences import Output, Prepared
+from libs.models.interface.work import CancelCheck, ModelWork, Span, Work, never_cancelled
+from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import item_path
 from libs.models.text.processing.chunking.dividing import by_tokens
 from libs.models.text.processing.extraction.words import WordFrame, Words

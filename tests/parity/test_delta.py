@@ -16,7 +16,7 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from libs.errors import InvalidInput
 from libs.models.interface.packed import Packed
-from libs.models.interface.work import InputSequence
+from libs.models.interface.sequences import InputSequence
 from libs.models.layers.delta import CHUNK, Chunks
 from libs.models.layers.encoder import Shared
 from libs.models.layers.hybrid import GatedDeltaNet

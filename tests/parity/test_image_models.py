@@ -26,7 +26,7 @@ from libs.errors import ModelBroken
 from libs.models.images.loading import ImageModel, load_images, model_types
 from libs.models.images.processing import PatchBudget
 from libs.models.interface.packed import Packed
-from libs.models.interface.work import InputSequence
+from libs.models.interface.sequences import InputSequence
 from tests.parity.image_models import (
     MODELS,
     OPEN_CLIP,

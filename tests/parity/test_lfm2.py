@@ -22,7 +22,7 @@ from libs.catalog.cards import read_catalog
 from libs.errors import InvalidInput
 from libs.models import PackedModel, ScoreWork, load_model
 from libs.models.interface.packed import Packed, Rows
-from libs.models.interface.work import InputSequence
+from libs.models.interface.sequences import InputSequence
 from libs.models.layers.convolution import convolve
 from libs.models.runtime.backbone import Backbone
 from tests.parity.checkpoints import SentenceFiles, random_model, write_checkpoint

@@ -9,7 +9,8 @@ import torch
 
 from libs.models.generation.model import GenerativeModel
 from libs.models.interface.results import ExtractResult
-from libs.models.interface.work import GenerationWork, Part, TextWork, Unfinished
+from libs.models.interface.sequences import Unfinished
+from libs.models.interface.work import GenerationWork, Part, TextWork
 from libs.models.loading import load_served_model
 
 MAX_TOKENS = 40

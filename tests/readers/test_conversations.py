@@ -21,7 +21,8 @@ from libs.catalog.detect import read_card
 from libs.catalog.overrides import Hints, Overrides
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
 from libs.models.generation.decoding.loop import DecodeLoop
-from libs.models.interface.work import Part, RegionsWork, TextWork, Turn, never_yield
+from libs.models.interface.sequences import never_yield
+from libs.models.interface.work import Part, RegionsWork, TextWork, Turn
 from libs.models.loading import load_served_model
 from libs.models.readers.conversation import ConversationReader
 from tests.parity.image_models import awkward_pictures, pictures

@@ -18,14 +18,8 @@ from transformers.models.florence2.processing_florence2 import Florence2PostProc
 
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
 from libs.models.generation.model import GenerativeModel
-from libs.models.interface.work import (
-    GeneratedIds,
-    Part,
-    RegionsWork,
-    TextWork,
-    never_cancelled,
-    never_yield,
-)
+from libs.models.interface.sequences import GeneratedIds, never_yield
+from libs.models.interface.work import Part, RegionsWork, TextWork, never_cancelled
 from libs.models.readers.florence import FlorenceReader
 from libs.models.readers.florence_tasks import TASKS, Form, parse_regions
 from tests.parity.image_models import awkward_pictures, pictures

@@ -16,7 +16,8 @@ import transformers
 from PIL import Image
 
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
-from libs.models.interface.work import GeneratedIds, RegionsWork, TextWork, never_yield
+from libs.models.interface.sequences import GeneratedIds, never_yield
+from libs.models.interface.work import RegionsWork, TextWork
 from libs.models.readers.donut import parse_form, read_processing
 from libs.models.readers.encoder_decoder import EncoderDecoderReader
 from tests.parity.image_models import awkward_pictures, pictures

@@ -28,7 +28,7 @@ from benchmarks.gpu.graphs import Tally
 from benchmarks.gpu.report import Row, Value
 from libs.models import EncodeWork, load_model
 from libs.models.interface.packed import Packed
-from libs.models.interface.work import InputSequence
+from libs.models.interface.sequences import InputSequence
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.runtime.backbone import Backbone
 from libs.models.runtime.graphs.shapes import distance

@@ -29,7 +29,7 @@ from benchmarks.gpu.steps.parity import (
 )
 from libs.models import EncodeWork, PackedModel, load_model
 from libs.models.interface.packed import Packed
-from libs.models.interface.work import InputSequence
+from libs.models.interface.sequences import InputSequence
 from libs.models.runtime.graphs.buckets import Bucket
 from libs.models.runtime.graphs.buffers import fill, filled, whole_batch
 from libs.models.runtime.graphs.cuda import CudaCapture

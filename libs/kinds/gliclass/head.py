@@ -23,7 +23,7 @@ from libs.kinds.gliclass.card import Gliclass, Pooling, Scorer
 from libs.kinds.gliclass.processor import Places
 from libs.models.interface.head import Array
 from libs.models.interface.packed import Packed, Rows
-from libs.models.interface.work import InputSequence, Output
+from libs.models.interface.sequences import InputSequence, Output
 from libs.models.text.heads.linear import HeadLinear, check_shape
 
 State = dict[str, Tensor]

@@ -14,10 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.kernels.layout import to_device
-from libs.models.interface.answer_budget import MAX_RELATIONS
 from libs.models.interface.head import Array
 from libs.models.interface.packed import Packed, Rows
-from libs.models.interface.work import InputSequence, Output, SparseRow, YieldPoint, never_yield
+from libs.models.interface.sequences import (
+    InputSequence,
+    Output,
+    SparseRow,
+    YieldPoint,
+    never_yield,
+)
+from libs.models.runtime.answer_budget import MAX_RELATIONS
 from libs.models.text.heads.extraction.spans import TwoLayers, chunks, folded
 from libs.models.text.heads.extraction.words import WordPlaces, WordReader, prefix_sums
 from libs.models.text.heads.linear import HeadLinear, check_shape

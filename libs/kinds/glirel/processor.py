@@ -19,26 +19,23 @@ from libs.errors import InvalidInput
 from libs.kinds.gliner.processor import THRESHOLD
 from libs.kinds.glirel.card import LABEL_MARKER, TEXT_MARKER, Glirel
 from libs.kinds.glirel.head import PairPlaces, Places
-from libs.models.interface.answer_budget import (
+from libs.models.interface.results import Entity, Extraction, Relation, Result
+from libs.models.interface.sequences import InputSequence, Output, Prepared, SparseRow
+from libs.models.interface.work import (
+    CancelCheck,
+    Given,
+    ModelWork,
+    RelationsWork,
+    Span,
+    Work,
+    in_slices,
+    never_cancelled,
+)
+from libs.models.runtime.answer_budget import (
     MAX_RELATIONS,
     build_result,
     max_relations,
     select_best,
-)
-from libs.models.interface.results import Entity, Extraction, Relation, Result
-from libs.models.interface.work import (
-    CancelCheck,
-    Given,
-    InputSequence,
-    ModelWork,
-    Output,
-    Prepared,
-    RelationsWork,
-    Span,
-    SparseRow,
-    Work,
-    in_slices,
-    never_cancelled,
 )
 from libs.models.text.checks import need_labels, need_task, need_work
 from libs.models.text.heads.extraction.words import WordPlaces

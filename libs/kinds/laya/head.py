@@ -15,7 +15,7 @@ from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout, to_device
 from libs.models.interface.head import Array
 from libs.models.interface.packed import Packed, Rows
-from libs.models.interface.work import InputSequence, Output
+from libs.models.interface.sequences import InputSequence, Output
 from libs.models.text.heads.linear import HeadNorm, check_shape, linear_layer
 
 _HEAD_SIZE: Final = 64

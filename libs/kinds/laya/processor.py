@@ -20,18 +20,10 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kinds.laya.card import Laya
-from libs.models.interface.answer_budget import build_result
 from libs.models.interface.results import Extraction, LabelScore, Result
-from libs.models.interface.work import (
-    CancelCheck,
-    ClassifyWork,
-    InputSequence,
-    Output,
-    Prepared,
-    Truncation,
-    Work,
-    never_cancelled,
-)
+from libs.models.interface.sequences import InputSequence, Output, Prepared
+from libs.models.interface.work import CancelCheck, ClassifyWork, Truncation, Work, never_cancelled
+from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import item_path, need_labels, need_task, need_work
 from libs.models.text.processing.answers import best_first
 from libs.models.text.processing.entities import softmax

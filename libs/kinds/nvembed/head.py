@@ -20,7 +20,7 @@ from libs.kernels.rows.norms import layer_norm
 from libs.kinds.nvembed.card import Latent
 from libs.models.interface.head import Array, split_rows
 from libs.models.interface.packed import Packed, Rows
-from libs.models.interface.work import InputSequence, Output
+from libs.models.interface.sequences import InputSequence, Output
 from libs.models.text.heads.linear import check_shape
 from libs.models.text.heads.pooled import without_prompts
 

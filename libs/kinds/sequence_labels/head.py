@@ -18,7 +18,7 @@ from libs.kernels.pooling.pooled import mean
 from libs.kernels.rows.norms import layer_norm
 from libs.models.interface.head import Array, split_rows
 from libs.models.interface.packed import Packed, Rows
-from libs.models.interface.work import InputSequence, Output
+from libs.models.interface.sequences import InputSequence, Output
 from libs.models.layers import activations
 from libs.models.layers.spec import Config
 from libs.models.text.heads import linear

@@ -16,16 +16,10 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.kinds.sequence_labels.processor import LabelsProcessor
-from libs.models.interface.answer_budget import build_result
 from libs.models.interface.results import Extraction, LabelScore, Result
-from libs.models.interface.work import (
-    CancelCheck,
-    ClassifyWork,
-    Output,
-    Prepared,
-    Work,
-    never_cancelled,
-)
+from libs.models.interface.sequences import Output, Prepared
+from libs.models.interface.work import CancelCheck, ClassifyWork, Work, never_cancelled
+from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import hypotheses, item_path, need_task
 from libs.models.text.processing.answers import best_first, is_multi_label, sigmoid
 from libs.models.text.processing.entities import softmax

@@ -12,20 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card
-from libs.models.interface.answer_budget import build_result
 from libs.models.interface.processor import Processor
 from libs.models.interface.results import Extraction, Result, ScoreResult
+from libs.models.interface.sequences import InputSequence, Output, Prepared
 from libs.models.interface.work import (
     CancelCheck,
     ClassifyWork,
-    InputSequence,
     ModelWork,
-    Output,
-    Prepared,
     ScoreWork,
     Work,
     never_cancelled,
 )
+from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import item_path, known_labels, need_task, prompt_of, unsupported
 from libs.models.text.processing import answers
 from libs.models.text.tokenising.chat import ChatPairs

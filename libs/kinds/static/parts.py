@@ -19,7 +19,8 @@ from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import read_file
 from libs.errors import ModelBroken
 from libs.kinds.static.card import MODEL2VEC, TABLES
-from libs.models.interface.work import CancelCheck, InputSequence, Role, Truncation
+from libs.models.interface.sequences import InputSequence
+from libs.models.interface.work import CancelCheck, Role, Truncation
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import EmbeddingSpec, EncoderSpec

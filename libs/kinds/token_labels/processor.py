@@ -10,16 +10,10 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.kinds.token_labels.card import entity_kind
-from libs.models.interface.answer_budget import build_result
 from libs.models.interface.results import Entity, Extraction, Result
-from libs.models.interface.work import (
-    CancelCheck,
-    EntitiesWork,
-    Output,
-    Prepared,
-    Work,
-    never_cancelled,
-)
+from libs.models.interface.sequences import Output, Prepared
+from libs.models.interface.work import CancelCheck, EntitiesWork, Work, never_cancelled
+from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import item_path, known_labels, need_task, need_work
 from libs.models.text.processing.entities import find_entities
 from libs.models.text.tokenising.text import Spans, TextProcessor

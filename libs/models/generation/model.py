@@ -19,31 +19,33 @@ from libs.models.generation.decoding.loop import DecodeLoop
 from libs.models.generation.decoding.sequences import DecodeSequence, Request, pages_needed
 from libs.models.generation.reader import Reader
 from libs.models.generation.stops import stable_text
-from libs.models.interface.answer_budget import build_result
-from libs.models.interface.documents import Page
 from libs.models.interface.results import Extraction, ExtractResult, PageText, Result
-from libs.models.interface.work import (
+from libs.models.interface.sequences import (
     GENERATE,
-    CancelCheck,
     GeneratedIds,
-    GenerationWork,
     Head,
     InputSequence,
     Output,
-    Parts,
     Prepared,
+    TokenScore,
+    Unfinished,
+    YieldPoint,
+    never_yield,
+)
+from libs.models.interface.work import (
+    CancelCheck,
+    GenerationWork,
+    Parts,
     RegionsWork,
     TextWork,
-    TokenScore,
     TokenWork,
-    Unfinished,
     Work,
-    YieldPoint,
     items_as_parts,
     never_cancelled,
-    never_yield,
     without_images,
 )
+from libs.models.runtime.answer_budget import build_result
+from libs.models.runtime.documents import Page
 from libs.models.runtime.graphs.graphs import Graphs
 from libs.models.runtime.loaded.tiers import Arena, ParkedModel
 from libs.models.text.checks import need_task

@@ -26,15 +26,8 @@ from libs.models.generation.reader import (
     token_text,
 )
 from libs.models.interface.results import ExtractResult
-from libs.models.interface.work import (
-    CancelCheck,
-    GeneratedIds,
-    GenerationWork,
-    InputSequence,
-    TextWork,
-    YieldPoint,
-    items_as_parts,
-)
+from libs.models.interface.sequences import GeneratedIds, InputSequence, YieldPoint
+from libs.models.interface.work import CancelCheck, GenerationWork, TextWork, items_as_parts
 from libs.models.text.checks import need_work
 from libs.models.text.tokenising.text import TextProcessor
 

@@ -21,7 +21,7 @@ from libs.errors import InvalidInput
 from libs.models.images.decoding import LIMITS, Limits, decoding, header_size
 from libs.models.images.processing import ImageProcessing
 from libs.models.interface.packed import Packed
-from libs.models.interface.work import InputRows, InputSequence
+from libs.models.interface.sequences import InputRows, InputSequence
 from libs.models.layers.embeddings import EmbeddingNorm, InputLayer
 
 _MAX_PATCHES: Final = 1 << 14

@@ -20,7 +20,6 @@ from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
 from libs.models.images.patches import ImageInput
 from libs.models.images.texts import ImageModelTexts
-from libs.models.interface.answer_budget import build_result
 from libs.models.interface.output_cache import JobOutputCache, OutputCache
 from libs.models.interface.results import (
     EncodeResult,
@@ -29,16 +28,13 @@ from libs.models.interface.results import (
     Result,
     ScoreResult,
 )
+from libs.models.interface.sequences import Head, InputSequence, Output, Prepared
 from libs.models.interface.work import (
     CancelCheck,
     ClassifyWork,
     EncodeWork,
-    Head,
-    InputSequence,
-    Output,
     Part,
     Parts,
-    Prepared,
     ScoreWork,
     Truncation,
     Work,
@@ -47,6 +43,7 @@ from libs.models.interface.work import (
     query_as_parts,
     without_images,
 )
+from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import hypotheses, need_labels, need_task, refuse_chunks, unsupported
 from libs.models.text.processing import answers
 from libs.models.text.processing.embedding import asked_forms, check_encode

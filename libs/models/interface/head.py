@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from libs.models.interface.packed import Packed, Rows
-from libs.models.interface.work import InputSequence, Output, YieldPoint
+from libs.models.interface.sequences import InputSequence, Output, YieldPoint
 
 Array = NDArray[np.generic]
 

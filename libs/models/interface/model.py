@@ -7,18 +7,16 @@ from typing import Protocol, runtime_checkable
 
 from libs.catalog.card import Card
 from libs.models.interface.results import EncodeResult, Result
-from libs.models.interface.work import (
-    CancelCheck,
+from libs.models.interface.sequences import (
     Forwarded,
     Head,
     InputSequence,
     Output,
     Prepared,
-    Work,
     YieldPoint,
-    never_cancelled,
     never_yield,
 )
+from libs.models.interface.work import CancelCheck, Work, never_cancelled
 
 
 @runtime_checkable

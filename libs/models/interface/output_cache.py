@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from libs.models.interface.work import Head, InputSequence, Output, Part
+from libs.models.interface.sequences import Head, InputSequence, Output
+from libs.models.interface.work import Part
 
 
 @dataclass(frozen=True, slots=True)

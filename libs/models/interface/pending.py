@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from libs.models.interface.work import Head, InputSequence, Output
+from libs.models.interface.sequences import Head, InputSequence, Output
 
 
 class PendingBatch(Protocol):

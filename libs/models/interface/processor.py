@@ -6,14 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from libs.models.interface.results import EncodeResult, Result
-from libs.models.interface.work import (
-    CancelCheck,
-    EncodeWork,
-    ModelWork,
-    Output,
-    Prepared,
-    TokenWork,
-)
+from libs.models.interface.sequences import Output, Prepared
+from libs.models.interface.work import CancelCheck, EncodeWork, ModelWork, TokenWork
 
 
 class Processor(Protocol):

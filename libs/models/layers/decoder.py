@@ -14,7 +14,7 @@ from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout
 from libs.kernels.linear.packed import PackedLinear
 from libs.models.interface.packed import Packed, Rows
-from libs.models.interface.work import YieldPoint, never_yield
+from libs.models.interface.sequences import YieldPoint, never_yield
 from libs.models.layers.embeddings import InputLayer, Table
 from libs.models.layers.encoder import (
     Attention,

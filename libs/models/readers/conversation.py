@@ -40,15 +40,13 @@ from libs.models.images.vlm.prices import image_size
 from libs.models.images.vlm.tower import ImageTower
 from libs.models.interface.packed import GivenRows
 from libs.models.interface.results import ExtractResult
+from libs.models.interface.sequences import GeneratedIds, InputSequence, YieldPoint
 from libs.models.interface.work import (
     CancelCheck,
-    GeneratedIds,
     GenerationWork,
-    InputSequence,
     Part,
     TextWork,
     Turn,
-    YieldPoint,
     items_as_parts,
 )
 from libs.models.layers.encoder import PackedEncoder

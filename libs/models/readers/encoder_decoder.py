@@ -35,16 +35,8 @@ from libs.models.images.patches import PatchEmbedding, PatchSpec
 from libs.models.images.processing import ImageProcessing
 from libs.models.interface.packed import Packed
 from libs.models.interface.results import Extraction, ExtractResult
-from libs.models.interface.work import (
-    CancelCheck,
-    GeneratedIds,
-    GenerationWork,
-    InputRows,
-    InputSequence,
-    TextWork,
-    YieldPoint,
-    items_as_parts,
-)
+from libs.models.interface.sequences import GeneratedIds, InputRows, InputSequence, YieldPoint
+from libs.models.interface.work import CancelCheck, GenerationWork, TextWork, items_as_parts
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.readers import donut

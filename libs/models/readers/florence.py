@@ -27,16 +27,8 @@ from libs.models.images.detection.building import fill, on_meta, processor_value
 from libs.models.images.processing import ImageProcessing
 from libs.models.interface.packed import Packed
 from libs.models.interface.results import Extraction, ExtractResult, Region
-from libs.models.interface.work import (
-    CancelCheck,
-    GeneratedIds,
-    GenerationWork,
-    InputRows,
-    InputSequence,
-    RegionsWork,
-    YieldPoint,
-    items_as_parts,
-)
+from libs.models.interface.sequences import GeneratedIds, InputRows, InputSequence, YieldPoint
+from libs.models.interface.work import CancelCheck, GenerationWork, RegionsWork, items_as_parts
 from libs.models.layers.spec import Config
 from libs.models.readers.davit import Davit, DavitSpec, Projector, rename
 from libs.models.readers.florence_tasks import (

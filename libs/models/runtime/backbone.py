@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from libs.errors import InvalidInput
 from libs.models.interface.head import ModelHead
 from libs.models.interface.packed import Packed
-from libs.models.interface.work import InputSequence, YieldPoint, never_yield
+from libs.models.interface.sequences import InputSequence, YieldPoint, never_yield
 from libs.models.layers.encoder import PackedEncoder
 
 

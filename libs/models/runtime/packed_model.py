@@ -18,31 +18,33 @@ from torch import nn
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.tasks import OwnAdapters
 from libs.errors import TaskNotSupported
-from libs.models.interface.answer_budget import build_result
-from libs.models.interface.documents import read_text_layers
 from libs.models.interface.head import Compacts, ModelHead, PreemptedHead, ReadsDevice
 from libs.models.interface.output_cache import FindOutput, OutputCache
 from libs.models.interface.packed import Packed
 from libs.models.interface.pending import DeviceQueue, Submission
 from libs.models.interface.processor import Processor, Tokens, finish_rows, prepare_parts
 from libs.models.interface.results import EncodeResult, ExtractResult, Result
-from libs.models.interface.work import (
-    CancelCheck,
-    EncodeWork,
+from libs.models.interface.sequences import (
     Head,
     InputSequence,
     Output,
     Prepared,
+    YieldPoint,
+    never_yield,
+)
+from libs.models.interface.work import (
+    CancelCheck,
+    EncodeWork,
     Role,
     TextWork,
     TokenWork,
     Work,
-    YieldPoint,
     never_cancelled,
-    never_yield,
 )
 from libs.models.layers.encoder import resident_bytes
+from libs.models.runtime.answer_budget import build_result
 from libs.models.runtime.backbone import Backbone
+from libs.models.runtime.documents import read_text_layers
 from libs.models.runtime.graphs.capture import PendingCopy
 from libs.models.runtime.graphs.graphs import Graphs, Replayed
 from libs.models.runtime.loaded.cuda_queue import cuda_queue

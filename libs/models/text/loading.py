@@ -19,8 +19,9 @@ from libs.errors import InvalidInput, ModelBroken
 from libs.kernels.linear import int8 as kernels
 from libs.models.interface.processor import Processor, finish_rows, prepare_parts
 from libs.models.interface.results import EncodeResult, Result
+from libs.models.interface.sequences import Output, Prepared
 from libs.models.interface.source import Source
-from libs.models.interface.work import CancelCheck, EncodeWork, ModelWork, Output, Prepared
+from libs.models.interface.work import CancelCheck, EncodeWork, ModelWork
 from libs.models.runtime.backbone import Backbone
 from libs.models.runtime.loaded.peft import Names
 from libs.models.runtime.loaded.tasks import without_parametrizations

@@ -18,10 +18,10 @@ from libs import tokens
 from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput
 from libs.models.interface.results import DetokenizeResult, Result, Tokenization, TokenizeResult
+from libs.models.interface.sequences import Prepared
 from libs.models.interface.work import (
     CancelCheck,
     DetokenizeWork,
-    Prepared,
     TokenizeWork,
     TokenWork,
     Truncation,

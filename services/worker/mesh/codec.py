@@ -50,7 +50,6 @@ from libs.models import (
     Truncation,
     Work,
 )
-from libs.models.interface.documents import DocumentFile
 from libs.models.interface.results import (
     Chunks,
     DetokenizeResult,
@@ -75,6 +74,7 @@ from libs.models.interface.work import (
     in_slices,
     never_cancelled,
 )
+from libs.models.runtime.documents import DocumentFile
 from libs.serving.calls.status import MAX_FIELD, MAX_MESSAGE
 from libs.versions import WIRE_VERSION
 

@@ -22,7 +22,7 @@ from libs.kinds.gliner2.boundary.relations import RelationScorer
 from libs.kinds.gliner2.card import Boundary
 from libs.models.interface.head import Array
 from libs.models.interface.packed import Packed, Rows
-from libs.models.interface.work import InputSequence, Output, SparseRow
+from libs.models.interface.sequences import InputSequence, Output, SparseRow
 from libs.models.text.heads.extraction.words import prefix_sums
 from libs.models.text.heads.linear import HeadDot, linear_layer
 

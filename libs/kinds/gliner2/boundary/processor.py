@@ -23,7 +23,7 @@ from libs.kinds.gliner2.schemas import BEFORE_TEXT, THRESHOLD, SchemaPrompt
 from libs.kinds.gliner2.spans.processor import classifications
 from libs.models.interface.results import Entity, Extraction, Relation, Structure
 from libs.models.interface.schema import Schema
-from libs.models.interface.work import Output, SparseRow
+from libs.models.interface.sequences import Output, SparseRow
 from libs.models.text.processing.answers import sigmoid
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
 

@@ -23,7 +23,7 @@ from libs.kinds.gliner2.card import Counting
 from libs.kinds.gliner2.spans.counting import MAX_INSTANCES, InstanceQueries, layer
 from libs.models.interface.head import Array
 from libs.models.interface.packed import Packed, Rows
-from libs.models.interface.work import InputSequence, Output, SparseRow
+from libs.models.interface.sequences import InputSequence, Output, SparseRow
 from libs.models.text.heads.extraction.spans import SpanMarker, folded, spans_of
 from libs.models.text.heads.extraction.words import prefix_sums
 

@@ -27,7 +27,7 @@ from libs.models.interface.results import (
     Value,
 )
 from libs.models.interface.schema import Schema, SchemaClassification, SchemaField
-from libs.models.interface.work import Output, SparseRow
+from libs.models.interface.sequences import Output, SparseRow
 from libs.models.text.heads.extraction.spans import spans_of
 from libs.models.text.processing.answers import best_first, labels_reaching, sigmoid
 from libs.models.text.processing.entities import softmax

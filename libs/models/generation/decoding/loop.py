@@ -29,7 +29,7 @@ from libs.models.generation.decoding.sequences import (
 )
 from libs.models.generation.decoding.steps import StepForward, StepRow
 from libs.models.interface.packed import GivenRows, Packed
-from libs.models.interface.work import TokenScore, YieldPoint, never_yield
+from libs.models.interface.sequences import TokenScore, YieldPoint, never_yield
 from libs.models.runtime.graphs.capture import Capture
 from libs.models.runtime.graphs.graphs import Owner
 

@@ -14,7 +14,7 @@ from libs.models.images.decoding import LIMITS, Limits, decoding, header_size
 from libs.models.images.detection.regions import RegionOptions, regions_of
 from libs.models.images.processing import ImageProcessing
 from libs.models.interface.results import Region
-from libs.models.interface.work import InputRows, InputSequence, Output
+from libs.models.interface.sequences import InputRows, InputSequence, Output
 from libs.models.runtime.backbone import Backbone
 from libs.models.text.heads.extraction.words import Label
 from libs.models.text.processing.answers import sigmoid

@@ -37,7 +37,13 @@ from libs.models.images.detection.swin import Swin, SwinSpec, map_sizes
 from libs.models.images.processing import ImageProcessing
 from libs.models.interface.head import Array
 from libs.models.interface.packed import Packed, Rows
-from libs.models.interface.work import InputRows, InputSequence, Output, YieldPoint, never_yield
+from libs.models.interface.sequences import (
+    InputRows,
+    InputSequence,
+    Output,
+    YieldPoint,
+    never_yield,
+)
 from libs.models.layers.embeddings import InputLayer
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EncoderSpec

@@ -21,7 +21,7 @@ from libs.models.images.families.family import encoder_spec, square_grid
 from libs.models.images.patches import PatchSpec
 from libs.models.interface.head import Array
 from libs.models.interface.packed import Packed, Rows
-from libs.models.interface.work import InputSequence, Output
+from libs.models.interface.sequences import InputSequence, Output
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec
 from libs.models.text.heads.extraction.label_vectors import LabelVectors

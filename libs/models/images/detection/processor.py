@@ -8,20 +8,18 @@ from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.regions import MAX_REGIONS
-from libs.models.interface.answer_budget import build_result
 from libs.models.interface.results import Extraction, Region, Result
+from libs.models.interface.sequences import InputSequence, Output, Prepared
 from libs.models.interface.work import (
     CancelCheck,
-    InputSequence,
-    Output,
     Parts,
-    Prepared,
     RegionsWork,
     Work,
     items_as_parts,
     never_cancelled,
     without_images,
 )
+from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import need_task, need_work
 from libs.models.text.heads.extraction.words import Label
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.models.interface.work import YieldPoint, never_yield
+from libs.models.interface.sequences import YieldPoint, never_yield
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import Activation, Config
 

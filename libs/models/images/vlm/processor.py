@@ -13,17 +13,13 @@ from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.vlm.parts import PartsInput, Recalled
 from libs.models.interface.output_cache import JobOutputCache, OutputCache
 from libs.models.interface.results import EncodeResult, Result, ScoreResult
+from libs.models.interface.sequences import Head, InputSequence, Output, Prepared, SparseRow
 from libs.models.interface.work import (
     CancelCheck,
     EncodeWork,
-    Head,
-    InputSequence,
-    Output,
     Parts,
-    Prepared,
     Role,
     ScoreWork,
-    SparseRow,
     Work,
     items_as_parts,
     never_cancelled,

@@ -17,7 +17,7 @@ from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec
 from libs.models.images.vlm.connectors import Connector, Mergers
 from libs.models.images.vlm.image_converter import Grid
 from libs.models.interface.packed import Packed
-from libs.models.interface.work import InputRows, InputSequence, YieldPoint, never_yield
+from libs.models.interface.sequences import InputRows, InputSequence, YieldPoint, never_yield
 from libs.models.layers.encoder import PackedEncoder
 
 _MAX_CHUNK_PATCHES: Final = 1 << 14

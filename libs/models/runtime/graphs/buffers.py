@@ -16,7 +16,7 @@ from torch import Tensor
 
 from libs.kernels.layout import Layout, runs
 from libs.models.interface.packed import Ids, Packed
-from libs.models.interface.work import InputSequence
+from libs.models.interface.sequences import InputSequence
 from libs.models.runtime.graphs.buckets import Bucket
 
 _Array = TypeVar("_Array", Ids, Tensor)

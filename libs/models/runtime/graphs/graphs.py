@@ -20,7 +20,7 @@ from torch import Tensor
 
 from libs.models.interface.head import ModelHead
 from libs.models.interface.packed import Packed
-from libs.models.interface.work import InputSequence
+from libs.models.interface.sequences import InputSequence
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.runtime.backbone import Backbone
 from libs.models.runtime.graphs.buckets import AFTER, Uses

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from libs.models.interface.head import CapturableHead, ModelHead
 from libs.models.interface.packed import Packed, Rows
-from libs.models.interface.work import InputSequence
+from libs.models.interface.sequences import InputSequence
 from libs.models.layers.encoder import PackedEncoder, resident_bytes
 from libs.models.runtime.backbone import Backbone
 from libs.models.runtime.graphs.buckets import Bucket, bucket_of, hot_buckets, max_tokens

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from libs.models.interface.work import InputRows, InputSequence, never_yield
+from libs.models.interface.sequences import InputRows, InputSequence, never_yield
 from libs.models.layers.embeddings import InputLayer
 from libs.models.runtime.backbone import Backbone, LayeredTower, SampledTower
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.models.interface.results import ScoreResult
-from libs.models.interface.work import Output, Prepared, Representation, ScoreWork, SparseRow
+from libs.models.interface.sequences import Output, Prepared, SparseRow
+from libs.models.interface.work import Representation, ScoreWork
 from libs.models.runtime.packed_model import PackedModel
 
 MIN_COSINE: Final = 0.99

@@ -15,7 +15,7 @@ import torch
 
 from libs.errors import ModelBroken
 from libs.kernels.linear.packed import PackedLinear
-from libs.models.interface.work import Output, Prepared
+from libs.models.interface.sequences import Output, Prepared
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.runtime.loaded.tiers import tensors_of

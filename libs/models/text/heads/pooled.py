@@ -17,7 +17,7 @@ from libs.kernels.layout import cumulated, to_device
 from libs.kernels.pooling.pooled import cls, last, maximum, mean, weighted_mean
 from libs.models.interface.head import Array, split_rows
 from libs.models.interface.packed import Packed, Rows
-from libs.models.interface.work import InputSequence, Output
+from libs.models.interface.sequences import InputSequence, Output
 from libs.models.text.heads.linear import HeadLinear
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from libs.models.interface.head import Array, split_token_rows
 from libs.models.interface.packed import Packed, Rows
-from libs.models.interface.work import InputSequence, Output
+from libs.models.interface.sequences import InputSequence, Output
 
 
 class TokenHead(nn.Module):

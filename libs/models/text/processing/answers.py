@@ -12,14 +12,8 @@ from numpy.typing import NDArray
 from libs.catalog.card import Card, Representation
 from libs.kernels.pooling.maxsim import maxsim
 from libs.models.interface.results import LabelScore, RaggedRows, SparseRows, Stored
-from libs.models.interface.work import (
-    ANY_BYTES,
-    CancelCheck,
-    ClassifyWork,
-    EncodeWork,
-    Scale,
-    SparseRow,
-)
+from libs.models.interface.sequences import ANY_BYTES, SparseRow
+from libs.models.interface.work import CancelCheck, ClassifyWork, EncodeWork, Scale
 from libs.models.text.heads.linear import FUNCTIONS
 from libs.models.text.processing.entities import softmax
 from libs.models.text.processing.pooling import pooled

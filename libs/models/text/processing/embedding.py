@@ -17,23 +17,20 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card, Representation
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
-from libs.models.interface.answer_budget import build_result
 from libs.models.interface.results import EncodeResult, Extraction, Result, ScoreResult
+from libs.models.interface.sequences import InputSequence, Output, Prepared, SparseRow
 from libs.models.interface.work import (
     CancelCheck,
     ClassifyWork,
     EncodeWork,
-    InputSequence,
-    Output,
-    Prepared,
     Role,
     ScoreWork,
     Span,
-    SparseRow,
     Truncation,
     Work,
     never_cancelled,
 )
+from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import (
     adapter_of,
     document_path,

@@ -19,7 +19,6 @@ from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
-from libs.models.interface.answer_budget import build_result
 from libs.models.interface.processor import Processor, finish_rows, prepare_parts
 from libs.models.interface.results import (
     EncodeResult,
@@ -28,23 +27,21 @@ from libs.models.interface.results import (
     Result,
     ScoreResult,
 )
+from libs.models.interface.sequences import ANY_BYTES, InputSequence, Output, Prepared
 from libs.models.interface.work import (
-    ANY_BYTES,
     CancelCheck,
     ClassifyWork,
     EncodeWork,
     EntitiesWork,
     Given,
-    InputSequence,
     ModelWork,
-    Output,
-    Prepared,
     RelationsWork,
     ScoreWork,
     Span,
     StructureWork,
     Work,
 )
+from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import document_path, item_path
 from libs.models.text.processing.answers import best_first, is_multi_label, labels_reaching
 from libs.models.text.tokenising.text import TextProcessor, Where

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import PoolingMode
 from libs.errors import InvalidInput
-from libs.models.interface.work import InputSequence, Span
+from libs.models.interface.sequences import InputSequence
+from libs.models.interface.work import Span
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.spans import SpanRows
 from libs.models.text.tokenising.late import Kept

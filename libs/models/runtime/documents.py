@@ -22,13 +22,13 @@ from libs.documents.reader import DocumentReader, OpenDocument
 from libs.documents.text_size import NO_TEXT, TextBudget
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.interface.results import Extraction, ExtractResult, PageText
+from libs.models.interface.sequences import Prepared
 from libs.models.interface.work import (
     CancelCheck,
     EncodeWork,
     EntitiesWork,
     Part,
     Parts,
-    Prepared,
     RelationsWork,
     ScoreWork,
     StructureWork,
