@@ -129,9 +129,7 @@ class WakeupLeft:
 
 
 _LEFT: Final = "!\t"
-"""Prefix of such a message (pull.lua). Routers from before 2026-11-24 read it as one for an unknown
-worker.
-"""
+"""Prefix of such a message (pull.lua). No worker's id begins with a tab."""
 
 
 def parse_wakeup(message: str) -> LaneKey | WakeupLeft | WorkerWakeup:

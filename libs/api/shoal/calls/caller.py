@@ -269,27 +269,13 @@ class _Attempt(Generic[Q, R, T]):
 
     async def __call__(self, wire: Wire, address: str, timeout: float, metadata: Metadata) -> T:
         sink = self._plan.sink(self._part)
-        try:
-            if self._stream is not None:
-                await wire.receive(
-                    address,
-                    self._stream,
-                    self._request,
-                    sink.take,
-                    timeout=timeout,
-                    metadata=metadata,
-                )
-                return sink.finish()
-        except ShoalError as error:
-            if (
-                error.code != "UNIMPLEMENTED"
-            ):  # A router that is older than the method is asked by the unary one.
-                raise
-        sink.take(
-            await wire.send(
-                address, self._plan.method, self._request, timeout=timeout, metadata=metadata
+        method, request = self._plan.method, self._request
+        if self._stream is None:
+            sink.take(await wire.send(address, method, request, timeout=timeout, metadata=metadata))
+        else:
+            await wire.receive(
+                address, self._stream, request, sink.take, timeout=timeout, metadata=metadata
             )
-        )
         return sink.finish()
 
 
