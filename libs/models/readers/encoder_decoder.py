@@ -26,7 +26,7 @@ from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.families import bart
 from libs.models.generation.grammars import fits
 from libs.models.generation.reader import refuse_chat, refuse_sampling, refuse_schema
-from libs.models.images.detection.building import fill, on_meta
+from libs.models.images.detection.building import fill
 from libs.models.images.detection.swin import Swin, SwinSpec, map_sizes, rename
 from libs.models.images.families import deit, vit
 from libs.models.images.families.family import TowerSpec
@@ -38,6 +38,7 @@ from libs.models.interface.results import Extraction, ExtractResult
 from libs.models.interface.sequences import GeneratedIds, InputRows, InputSequence, YieldPoint
 from libs.models.interface.work import CancelCheck, GenerationWork, TextWork, items_as_parts
 from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.meta import on_meta
 from libs.models.layers.spec import Config
 from libs.models.readers import donut
 from libs.models.readers.pixels import Tower, read_input_image

@@ -16,7 +16,7 @@ import torch
 
 from libs.catalog.checkpoint.adapter import FILE as ADAPTER
 from libs.catalog.checkpoint.adapter import base_of
-from libs.catalog.checkpoint.files import need_config, read_config, read_json, shortened
+from libs.catalog.checkpoint.files import need_config, read_config, read_json
 from libs.errors import ModelBroken
 from libs.kinds.vision_language.card import sparse_columns
 from libs.models import weights
@@ -31,6 +31,7 @@ from libs.models.images.vlm.parts import PartsInput, Prompts
 from libs.models.images.vlm.tower import BlockTower, ImageTower
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import Attention, PackedEncoder
+from libs.models.layers.meta import on_meta
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
 from libs.models.runtime.backbone import Backbone
 from libs.models.runtime.loaded.peft import Names, read_updates
@@ -225,26 +226,14 @@ def _tower(
     dtype: torch.dtype,
     device: torch.device,
 ) -> ImageTower:
-    try:
-        with torch.device("meta"):
-            embed: PatchEmbedding | BlockEmbedding
-            if isinstance(spec.patches, BlockSpec):
-                embed = BlockEmbedding(spec.patches, spec.processing)
-                encoder = PackedEncoder(spec.encoder, embed, attention=_attention)
-            else:
-                embed = PatchEmbedding(spec.patches, spec.processing)
-                encoder = PackedEncoder(spec.encoder, embed)
-    except (
-        ArithmeticError,
-        LookupError,
-        MemoryError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise ModelBroken(
-            shortened(f"config.json: the image encoder cannot be built: {error}")
-        ) from error
+    def build() -> tuple[PatchEmbedding | BlockEmbedding, PackedEncoder]:
+        if isinstance(spec.patches, BlockSpec):
+            blocks = BlockEmbedding(spec.patches, spec.processing)
+            return blocks, PackedEncoder(spec.encoder, blocks, attention=_attention)
+        patches = PatchEmbedding(spec.patches, spec.processing)
+        return patches, PackedEncoder(spec.encoder, patches)
+
+    embed, encoder = on_meta(build, "image encoder")
     weights.load(
         encoder,
         tower_tensors,
