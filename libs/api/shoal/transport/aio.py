@@ -158,8 +158,7 @@ class AsyncTransport:
             self._loop = loop
         if self._loop is not loop:
             raise RuntimeError(
-                "this AsyncClient belongs to another event loop, that of its first call; "
-                "create "
+                "this AsyncClient belongs to another event loop, that of its first call; create "
                 "one client for each event loop"
             )
 

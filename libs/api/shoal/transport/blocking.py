@@ -211,8 +211,7 @@ class BlockingTransport:
     def _check_process(self) -> None:
         if self._process not in (0, os.getpid()):
             raise RuntimeError(
-                "this client was used before the process forked, and connections do not "
-                "survive "
+                "this client was used before the process forked, and connections do not survive "
                 "that; create a new client"
             )
         self._process = os.getpid()

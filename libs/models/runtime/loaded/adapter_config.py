@@ -19,8 +19,7 @@ from libs.models.runtime.loaded.patterns import Pattern, UnsupportedPattern, com
 REFUSED: Final[Mapping[str, str]] = {
     "modules_to_save": (
         "layers trained in full (a new classifier, say) are not served; save the adapter without "
-        "them, or "
-        "merge it into a separate model with merge_and_unload"
+        "them, or merge it into a separate model with merge_and_unload"
     ),
     "trainable_token_indices": "trained token vectors are not served",
     "target_parameters": (

@@ -239,8 +239,7 @@ class WordFrame:
             if is_cut and truncation == "none":
                 raise InputTooLong(
                     f"{where} has more than {self._max_words} words, the model's maximum. Shorten "
-                    "it, or request "
-                    "truncation END or START",
+                    "it, or request truncation END or START",
                     field=where,
                 )
             kept = kept[: self._max_words]
