@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from shoal import results
+from shoal.extractions import Delta
 from shoal.options import (
     EncodeOptions,
     EncodeStreamOptions,
@@ -17,7 +18,7 @@ from shoal.options import (
 from shoal.requests.encode import EncodeParts, EncodePlan, Encoding
 from shoal.requests.extract import ExtractPlan
 from shoal.requests.score import ScorePlan, Scoring
-from shoal.results import DataType, Delta, EncodeResult, ExtractResult, Form, ScoreResult
+from shoal.results import DataType, EncodeResult, ExtractResult, Form, ScoreResult
 from shoal.tasks import (
     Aggregation,
     Chunking,
