@@ -168,8 +168,7 @@ def passages(patterns: Sequence[str], root: Path = ROOT) -> list[Passage]:
             found += [Passage(f"{name} > {heading}", title, text) for text in pieces(body)]
     if not found:
         raise Advice(
-            f"{root} has no pages {' '.join(patterns)}: name others by --pages, or run this "
-            "in a "
+            f"{root} has no pages {' '.join(patterns)}: name others by --pages, or run this in a "
             "checkout of the repository"
         )
     return found
@@ -221,9 +220,8 @@ def questions(file: Path, library: Sequence[Passage], limit: int) -> list[Questi
         text, *judged = line.split("\t")
         if len(judged) != 2:
             raise Advice(
-                f"{file}:{number}: expected a question, a section and other sections, "
-                "separated "
-                "by tabs"
+                f"{file}:{number}: expected a question, a section and other sections, separated by "
+                "tabs"
             )
         best, others = judged
         gains = {section: 1 for section in others.split(" | ") if section} | {best: 2}

@@ -26,6 +26,8 @@ from services.local.settings import free_port
 from tests.api.fake_router import MODEL, FakeRouter, serving
 from tests.support.waiting import wait_until
 
+STREAMS = ("encode_stream", "extract_stream", "watch")
+
 
 def test_clients_have_the_same_verbs() -> None:
     for blocking, awaited in (
@@ -33,7 +35,7 @@ def test_clients_have_the_same_verbs() -> None:
         (shoal.client.Models, shoal.client.AsyncModels),
         (shoal.client.Aliases, shoal.client.AsyncAliases),
     ):
-        others = ("aliases", "close", "encode_stream", "extract_stream", "models", "watch")
+        others = ("aliases", "close", "models", *STREAMS)
         for name in (
             name for name in vars(awaited) if not name.startswith("_") and name not in others
         ):
@@ -42,9 +44,11 @@ def test_clients_have_the_same_verbs() -> None:
             assert mine.__doc__ == theirs.__doc__
             assert inspect.iscoroutinefunction(theirs)
             assert not inspect.iscoroutinefunction(mine)
-    for name in ("encode_stream", "extract_stream"):
+    for name in STREAMS:
         mine, theirs = getattr(shoal.Client, name), getattr(shoal.AsyncClient, name)
-        assert inspect.signature(mine).parameters == inspect.signature(theirs).parameters
+        declared = inspect.signature(theirs)
+        assert inspect.signature(mine).parameters == declared.parameters
+        assert f"Async{inspect.signature(mine).return_annotation}" == declared.return_annotation
         assert mine.__doc__ == theirs.__doc__
 
 

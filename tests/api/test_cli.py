@@ -31,7 +31,7 @@ from shoal.cli.operation.tables import model_size
 from shoal.cli.options import BUSY_ROUTER_SECONDS, REACH_SECONDS, reachable
 from shoal.drawing import drawn
 from shoal.errors import CannotConnect, DeadlinePassed
-from shoal.results import Region
+from shoal.extractions import Region
 from shoal.status import Model, ModelPlace
 
 from tests.api.conftest import Run

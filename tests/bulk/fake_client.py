@@ -8,17 +8,8 @@ from typing import Any
 
 import numpy as np
 from shoal.errors import InputTooLong
-from shoal.results import (
-    EncodeResult,
-    Extraction,
-    ExtractResult,
-    LabelScore,
-    ScoreResult,
-    Skipped,
-    Timings,
-    Usage,
-    Vectors,
-)
+from shoal.extractions import Extraction, LabelScore
+from shoal.results import EncodeResult, ExtractResult, ScoreResult, Skipped, Timings, Usage, Vectors
 
 DIMENSIONS = 4
 RECIPE = "0123456789abcdef"

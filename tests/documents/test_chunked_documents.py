@@ -20,8 +20,8 @@ from libs.documents.text_size import (
     estimated_text_bytes,
 )
 from libs.errors import InvalidInput
-from libs.models.documents import DocumentFile, with_pages
-from libs.models.work import Chunking, EncodeWork, Part, never_cancelled
+from libs.models.interface.work import Chunking, EncodeWork, Part, never_cancelled
+from libs.models.runtime.documents import DocumentFile, with_pages
 from tests.support import offices, pdfs
 
 FIELD = "items[1].parts[0].document"

@@ -13,8 +13,8 @@ from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
 from libs.kinds.writer import model as writers
 from libs.models import EncodeWork, ExtractResult, GeneratedIds, Output, Prepared, Unfinished
 from libs.models.generation.model import GenerativeModel
-from libs.models.source import Source
-from libs.models.work import TextWork, Turn, never_cancelled
+from libs.models.interface.source import Source
+from libs.models.interface.work import TextWork, Turn, never_cancelled
 from tests.generation.chat_templates import MISTRAL
 from tests.generation.served import reference, write
 

@@ -15,12 +15,13 @@ import torch
 
 from libs.documents.joined_text import JoinedText, PagedText
 from libs.models import EncodeWork, PackedModel, load_model
-from libs.models.model import ComputesChunks
-from libs.models.results import EncodeResult
+from libs.models.interface.model import ComputesChunks
+from libs.models.interface.results import EncodeResult
+from libs.models.interface.sequences import Output
+from libs.models.interface.work import Chunking, ChunkMethod, Representation
 from libs.models.text.processing.chunking import dividing
 from libs.models.text.processing.chunking.dividing import MAX_CHUNKS
 from libs.models.text.processing.chunking.growing import notes_of
-from libs.models.work import Chunking, ChunkMethod, Output, Representation
 from tests.mesh.conftest import write_late_interaction
 from tests.parity.test_hybrid import write_m3
 from tests.support.texts import texts

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tokenizers import Encoding, Tokenizer, models, pre_tokenizers, processors, trainers
 
+from libs.models.interface.work import never_cancelled
 from libs.models.text.tokenising.cutting import Cutter
 from libs.models.text.tokenising.whole import MAX_WHOLE_BYTES, PIECE, Rows, rows_of
-from libs.models.work import never_cancelled
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\U0001f3fd"
 

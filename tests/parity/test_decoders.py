@@ -38,8 +38,9 @@ from libs.models import (
     Work,
     load_model,
 )
-from libs.models.packed import Packed
-from libs.models.work import InputSequence, Truncation
+from libs.models.interface.packed import Packed
+from libs.models.interface.sequences import InputSequence
+from libs.models.interface.work import Truncation
 from tests.models.restoring import restore
 from tests.parity.checkpoints import Kind, random_model, write_checkpoint
 from tests.parity.test_families import load as load_encoder

@@ -33,7 +33,7 @@ from libs.models import (
     StructureWork,
     load_model,
 )
-from libs.models.results import Field, Value
+from libs.models.interface.results import Field, Value
 from tests.parity.gliner2_models import SCHEMA, TEXTS, Reference, make_reference
 
 # gliner2, transformers and their dependencies emit warnings.

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from libs.catalog.detect import read_card
 from libs.errors import ModelBroken
 from libs.models import EncodeWork, PackedModel, ScoreResult, ScoreWork, load_model
-from libs.models.work import ClassifyWork, Prepared, Role, Work
+from libs.models.interface.sequences import Prepared
+from libs.models.interface.work import ClassifyWork, Role, Work
 from tests.parity.jina_models import (
     INSTRUCTIONS,
     TASKS,

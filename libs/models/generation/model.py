@@ -14,40 +14,42 @@ import torch
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kernels.attention.paged import pages_for
-from libs.models.answer_budget import build_result
-from libs.models.documents import Page
 from libs.models.generation.decoding.graphs import StepGraphs
 from libs.models.generation.decoding.loop import DecodeLoop
 from libs.models.generation.decoding.sequences import DecodeSequence, Request, pages_needed
 from libs.models.generation.reader import Reader
 from libs.models.generation.stops import stable_text
-from libs.models.graphs.graphs import Graphs
-from libs.models.loaded.tiers import Arena, ParkedModel
-from libs.models.results import Extraction, ExtractResult, PageText, Result
-from libs.models.text.checks import need_task
-from libs.models.text.tokens import TokenProcessor
-from libs.models.work import (
+from libs.models.interface.results import Extraction, ExtractResult, PageText, Result
+from libs.models.interface.sequences import (
     GENERATE,
-    CancelCheck,
     GeneratedIds,
-    GenerationWork,
     Head,
     InputSequence,
     Output,
-    Parts,
     Prepared,
+    TokenScore,
+    Unfinished,
+    YieldPoint,
+    never_yield,
+)
+from libs.models.interface.work import (
+    CancelCheck,
+    GenerationWork,
+    Parts,
     RegionsWork,
     TextWork,
-    TokenScore,
     TokenWork,
-    Unfinished,
     Work,
-    YieldPoint,
     items_as_parts,
     never_cancelled,
-    never_yield,
     without_images,
 )
+from libs.models.runtime.answer_budget import build_result
+from libs.models.runtime.documents import Page
+from libs.models.runtime.graphs.graphs import Graphs
+from libs.models.runtime.loaded.tiers import Arena, ParkedModel
+from libs.models.text.checks import need_task
+from libs.models.text.tokens import TokenProcessor
 
 STEPS_SECONDS: Final = 0.004
 """Time for the steps of a forward, which makes at least one. Steps of small models take less time

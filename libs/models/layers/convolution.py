@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from libs.kernels.layout import Layout
 from libs.kernels.linear.packed import PackedLinear
+from libs.models.interface.packed import Packed
 from libs.models.layers.encoder import Attention, Shared
 from libs.models.layers.spec import ConvolutionSpec, EncoderSpec, LayerSpec
-from libs.models.packed import Packed
 
 
 def convolve(

@@ -33,13 +33,13 @@ from libs.kernels.rows.norms import (
 )
 from libs.kernels.rows.rope import HeadNorms, angles, norm_rotate, rotate
 from libs.kernels.triton_here import has_triton
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import YieldPoint, never_yield
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.delta import Chunks
 from libs.models.layers.embeddings import InputLayer, TokenEmbedding
 from libs.models.layers.experts import Experts, GatedExperts
 from libs.models.layers.spec import EncoderSpec, LayerSpec, Rope
-from libs.models.packed import Packed, Rows
-from libs.models.work import YieldPoint, never_yield
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin, [tokens, pairs] float32."""

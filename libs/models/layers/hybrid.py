@@ -14,11 +14,11 @@ from torch.nn import functional
 from libs.kernels.layout import Layout
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.rows.rope import rotate
+from libs.models.interface.packed import Packed
 from libs.models.layers.convolution import Convolution
 from libs.models.layers.delta import delta_rule
 from libs.models.layers.encoder import Attention, Norm, Shared
 from libs.models.layers.spec import DeltaSpec, EncoderSpec, LayerSpec
-from libs.models.packed import Packed
 
 
 def mixer(spec: EncoderSpec, layer: LayerSpec) -> Attention:

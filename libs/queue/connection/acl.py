@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from libs.queue.keys import LAYOUT, STREAMED_CHANNEL, WAKEUP_CHANNEL
+from libs.queue.keys import FLEET_KEYS, LAYOUT, STREAMED_CHANNEL, WAKEUP_CHANNEL
 
 _BOTH: Final = (
     *("info", "ping", "select", "time"),
@@ -79,27 +79,7 @@ SCHEDULER: Final = User(
     tuple(sorted(_BOTH)),
     (
         LAYOUT,
-        *(
-            f"v1:{{fleet}}:{part}"
-            for part in (
-                "workers",
-                "changes",
-                "gone",
-                "heard",
-                "usage",
-                "disks",
-                "disk_tags",
-                "generation",
-                "counter",
-                "cards",
-                "card_changes",
-                "failures",
-                "strikes",
-                "leader",
-                "fences",
-                "notes",
-            )
-        ),
+        *FLEET_KEYS,
         *("v1:{fleet}:claim:*", "v1:{fleet}:orders:*"),
         "v1:{*}:lanes",
         *(f"v1:{{*}}:lane:*:{part}" for part in ("i", "b", "meta")),

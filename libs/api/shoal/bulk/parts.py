@@ -22,8 +22,9 @@ from shoal.bulk.inputs import Chunk
 from shoal.bulk.kept import column_of, json_value, scalar_json
 from shoal.bulk.sending import Answer
 from shoal.bulk.spec import Recipe
+from shoal.extractions import Extraction
 from shoal.requests.merging import merged_embedding_id
-from shoal.results import EncodeResult, Extraction, ExtractResult, ScoreResult
+from shoal.results import EncodeResult, ExtractResult, ScoreResult
 
 ROW: Final = "row"
 ERROR: Final = "error"

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import InvalidInput
-from shoal.results import Entity
+from shoal.extractions import Entity
 from shoal.tasks import Document, Given, Item, Items, Parts, PillowImage
 from shoal.v1 import inference_pb2 as pb
 

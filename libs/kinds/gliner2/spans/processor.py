@@ -16,7 +16,7 @@ from libs.errors import InvalidInput
 from libs.kinds.gliner2.processor import SchemaNotes, SchemaProcessor
 from libs.kinds.gliner2.schemas import SchemaPrompt
 from libs.kinds.gliner2.spans.head import Query, SchemaPlaces, SpanTask, queries_of
-from libs.models.results import (
+from libs.models.interface.results import (
     Classification,
     Entity,
     Extraction,
@@ -26,13 +26,13 @@ from libs.models.results import (
     Structure,
     Value,
 )
-from libs.models.schema import Schema, SchemaClassification, SchemaField
+from libs.models.interface.schema import Schema, SchemaClassification, SchemaField
+from libs.models.interface.sequences import Output, SparseRow
 from libs.models.text.heads.extraction.spans import spans_of
 from libs.models.text.processing.answers import best_first, labels_reaching, sigmoid
 from libs.models.text.processing.entities import softmax
 from libs.models.text.processing.extraction.spans import Candidates, disjoint
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
-from libs.models.work import Output, SparseRow
 
 Array = NDArray[np.float32]
 Ids = NDArray[np.int32]

@@ -18,10 +18,10 @@ from libs.kernels.native.layer import LayerPages
 from libs.kernels.native.paged import page_table
 from libs.models.generation.decoding.rules import Ids
 from libs.models.generation.decoding.settings import Settings
+from libs.models.interface.packed import Packed
+from libs.models.interface.sequences import YieldPoint, never_yield
 from libs.models.layers.decoder import CrossLayer
 from libs.models.layers.encoder import Layer, PackedEncoder, Shared, resident_bytes
-from libs.models.packed import Packed
-from libs.models.work import YieldPoint, never_yield
 
 
 class LanguageHead(nn.Module):

@@ -28,10 +28,10 @@ from libs.models.generation.decoding.sequences import (
     pages_needed,
 )
 from libs.models.generation.decoding.steps import StepForward, StepRow
-from libs.models.graphs.capture import Capture
-from libs.models.graphs.graphs import Owner
-from libs.models.packed import GivenRows, Packed
-from libs.models.work import TokenScore, YieldPoint, never_yield
+from libs.models.interface.packed import GivenRows, Packed
+from libs.models.interface.sequences import TokenScore, YieldPoint, never_yield
+from libs.models.runtime.graphs.capture import Capture
+from libs.models.runtime.graphs.graphs import Owner
 
 MAX_ROWS = 2048
 """Tokens of a prefill step; longer prompts are split."""

@@ -14,7 +14,7 @@ from libs.models.generation.decoding.beams import BeamSearch, Chosen
 from libs.models.generation.decoding.pages import Claim
 from libs.models.generation.decoding.rules import Allows, Ids, Rules
 from libs.models.generation.decoding.settings import Settings
-from libs.models.packed import GivenRows
+from libs.models.interface.packed import GivenRows
 
 Finish = Literal["stop", "length", "cancelled"]
 

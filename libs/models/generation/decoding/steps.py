@@ -21,7 +21,7 @@ from libs.kernels.layout import Layout, to_device
 from libs.kernels.triton_here import has_triton
 from libs.models.generation.decoding.language_model import KeyValuePlaces, LanguageModel
 from libs.models.generation.decoding.rules import Ids
-from libs.models.packed import Packed
+from libs.models.interface.packed import Packed
 
 _ALIGNMENT: Final = 16
 """The parts of the array start at multiples of this: Triton compiles kernels again for pointers

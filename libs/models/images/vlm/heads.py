@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from libs.errors import ModelBroken
-from libs.models.head import ModelHead
+from libs.models.interface.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.text.heads.answer import AnswerHead
 from libs.models.text.heads.linear import HeadLinear, check_shape

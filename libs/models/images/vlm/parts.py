@@ -15,18 +15,10 @@ from numpy.typing import NDArray
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.decoding import LIMITS, Limits, Pixels, decoding, header_size
 from libs.models.images.vlm.image_converter import ImageConverter, ImageTokens, axes_of, places_of
-from libs.models.output_cache import JobOutputCache
+from libs.models.interface.output_cache import JobOutputCache
+from libs.models.interface.sequences import Head, InputRows, InputSequence
+from libs.models.interface.work import CancelCheck, Part, Role, Truncation, never_cancelled
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
-from libs.models.work import (
-    CancelCheck,
-    Head,
-    InputRows,
-    InputSequence,
-    Part,
-    Role,
-    Truncation,
-    never_cancelled,
-)
 
 Ids = NDArray[np.int32]
 

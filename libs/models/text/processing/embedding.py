@@ -17,8 +17,20 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card, Representation
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
-from libs.models.answer_budget import build_result
-from libs.models.results import EncodeResult, Extraction, Result, ScoreResult
+from libs.models.interface.results import EncodeResult, Extraction, Result, ScoreResult
+from libs.models.interface.sequences import InputSequence, Output, Prepared, SparseRow
+from libs.models.interface.work import (
+    CancelCheck,
+    ClassifyWork,
+    EncodeWork,
+    Role,
+    ScoreWork,
+    Span,
+    Truncation,
+    Work,
+    never_cancelled,
+)
+from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import (
     adapter_of,
     document_path,
@@ -55,21 +67,6 @@ from libs.models.text.processing.pooling import MAX_VECTORS
 from libs.models.text.processing.static import StaticLookup
 from libs.models.text.tokenising.late import Kept, LateFrame
 from libs.models.text.tokenising.text import TextProcessor, Where
-from libs.models.work import (
-    CancelCheck,
-    ClassifyWork,
-    EncodeWork,
-    InputSequence,
-    Output,
-    Prepared,
-    Role,
-    ScoreWork,
-    Span,
-    SparseRow,
-    Truncation,
-    Work,
-    never_cancelled,
-)
 
 Array = NDArray[np.float32]
 

@@ -18,9 +18,10 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 
 from libs.catalog.checkpoint.files import read_config
 from libs.errors import InputTooLong, InvalidInput
+from libs.models.interface.sequences import InputSequence
+from libs.models.interface.work import CancelCheck, Truncation, never_cancelled
 from libs.models.text.tokenising.cutting import Cutter, Part
 from libs.models.text.tokenising.whole import rows_of
-from libs.models.work import CancelCheck, InputSequence, Truncation, never_cancelled
 
 Where = Callable[[int], str]
 """The path of text i in the job, such as `items[3].text`."""

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
+from libs.models.interface.work import CancelCheck
 from libs.models.text.tokenising.cutting import MARGIN, NEAR, Cutter
-from libs.models.work import CancelCheck
 
 PIECE: Final = 1 << 14
 """Characters that are tokenised in one call, some 10 MB for text that is mostly punctuation."""

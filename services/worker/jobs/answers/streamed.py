@@ -19,7 +19,7 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import ShoalError
 from libs.models import Prepared
-from libs.models.model import ComputesChunks
+from libs.models.interface.model import ComputesChunks
 from libs.telemetry.logs import fields
 from services.worker.jobs.held import HeldJob
 from services.worker.machine.tasks import Tasks

@@ -24,7 +24,8 @@ from shoal.cli.failures import InputError
 from shoal.cli.inference import outputs
 from shoal.cli.text import document as line_of
 from shoal.cli.text import printable
-from shoal.results import ExtractResult, PageText
+from shoal.extractions import PageText
+from shoal.results import ExtractResult
 from shoal.tasks import Document
 
 GROUP: Final = "shoal.documents"

@@ -18,11 +18,10 @@ import torch
 from torch import nn
 
 from libs.errors import ModelBroken
-from libs.models.head import ModelHead
 from libs.models.images.patches import PatchSpec
 from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Merger, Mergers, linear_of
-from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec
+from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec, plane_rope
 from libs.models.images.vlm.heads import (
     Use,
     answers,
@@ -32,8 +31,9 @@ from libs.models.images.vlm.heads import (
 )
 from libs.models.images.vlm.parts import INSTRUCTION, Frame, Pair, Prompts
 from libs.models.images.vlm.smart import MARK, SmartResize
+from libs.models.interface.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.layers.spec import Config, EncoderSpec, LayerSpec, Rope
+from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
 from libs.models.text.heads.linear import check_shape
 from libs.models.text.tokenising.text import special_token
 from libs.models.weights import SINGLE, HeadRule, InFile, Maybe, Rule
@@ -169,15 +169,7 @@ def _tower(config: Config, kind: str) -> tuple[EncoderSpec, BlockSpec, tuple[int
     hidden = config.size("embed_dim" if first else "hidden_size", 1152 if third else 1280)
     heads = config.head_count("num_heads", hidden, 16)
     size = hidden // heads
-    if size % 4:
-        raise config.unsupported(
-            "num_heads", f"heads of {size} numbers cannot be rotated in two dimensions"
-        )
-    turned = 1.0 / (
-        10_000.0 ** (torch.arange(0, size // 2, 2, dtype=torch.float32, device="cpu") / (size // 2))
-    )
-    pairs = tuple(turned.tolist())
-    rope = Rope(pairs * 2, axes=(0,) * len(pairs) + (1,) * len(pairs))
+    rope = plane_rope(config, "num_heads", size)
     layers, patch, side = (
         config.layers("depth", 27 if third else 32),
         config.size("patch_size", 16 if third else 14),

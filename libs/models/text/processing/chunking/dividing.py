@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.errors import InvalidInput, TaskNotSupported
+from libs.models.interface.work import CancelCheck, Chunking, EncodeWork, Span
 from libs.models.text.tokenising.text import TextProcessor, WholeText
-from libs.models.work import CancelCheck, Chunking, EncodeWork, Span
 
 MAX_CONTEXT_CHARACTERS: Final = 4 << 20
 """Of the contexts of all chunks of a text together. The router's own, which knows only an

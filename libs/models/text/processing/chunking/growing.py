@@ -14,20 +14,19 @@ from typing import Final, cast
 
 import numpy as np
 
-from libs.models.results import Chunks
-from libs.models.text.checks import item_path
-from libs.models.text.processing.chunking.span_pooling import Window
-from libs.models.text.tokenising.late import Kept
-from libs.models.work import (
-    EncodeWork,
+from libs.models.interface.results import Chunks
+from libs.models.interface.sequences import (
     GeneratedIds,
     InputSequence,
     Output,
     Prepared,
-    Span,
     SparseRow,
     is_finite,
 )
+from libs.models.interface.work import EncodeWork, Span
+from libs.models.text.checks import item_path
+from libs.models.text.processing.chunking.span_pooling import Window
+from libs.models.text.tokenising.late import Kept
 
 PORTION_CHARACTERS: Final = 8192
 """Characters of chunks that are tokenised together, several milliseconds of work."""

@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import PoolingMode
 from libs.errors import InvalidInput
+from libs.models.interface.sequences import InputSequence
+from libs.models.interface.work import Span
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.spans import SpanRows
 from libs.models.text.tokenising.late import Kept
 from libs.models.text.tokenising.text import WholeText
-from libs.models.work import InputSequence, Span
 
 SPANS_HEAD: Final = "dense_spans"
 """The name of the head that pools spans."""
