@@ -126,7 +126,7 @@ def test_queries_that_are_not_utf8_are_problems_of_their_rows(tmp_path: Path) ->
 async def test_rows_of_tables_are_texts(tmp_path: Path, suffix: str, delimiter: str) -> None:
     """Cells may have line breaks; blank lines are no rows, and rows that cannot be read fail."""
     rows = [
-        "id,text,other",
+        '"id",text,other',
         '1,"a, text\nof ""two"" lines",x',
         "",
         "2,\xff,x",

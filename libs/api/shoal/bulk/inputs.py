@@ -27,9 +27,6 @@ _BUFFER_BYTES: Final = 1 << 20
 _FOOTER_THREADS: Final = 8
 """Threads that read the footers of Parquet files."""
 
-_BYTE_ORDER_MARK: Final = codecs.BOM_UTF8.decode()
-"""The first character of files that Excel writes."""
-
 _Row = tuple[dict[str, object], str]
 """The fields of a row, and the problem of one that has none."""
 IsWanted = Callable[[int], bool]
@@ -387,12 +384,11 @@ class TableSource(LineSource):
         next(self._rows_of(files[0].uri), None)  # A wrong header is reported before the job starts.
 
     def _rows_of(self, uri: str) -> Iterator[_Row]:
-        # A text that is not UTF-8 gets half surrogates, so that only its row fails.
-        lines = (line.decode(errors="surrogateescape") for line in self._lines_of(uri))
+        lines = map(_decoded_line, self._lines_of(uri), itertools.count())
         delimiter = DELIMITERS[uri[uri.rindex(".") :].lower()]
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
         try:
-            names = [name.removeprefix(_BYTE_ORDER_MARK) for name in next(reader, [])]
+            names = next(reader, [])
             _check_names(uri, names, self._recipe)
             for row in filter(None, reader):
                 if len(row) == len(names):
@@ -403,3 +399,12 @@ class TableSource(LineSource):
             raise JobError(
                 f"line {reader.line_num:,} of {uri} is not a row of a table: {error}"
             ) from error
+
+
+def _decoded_line(line: bytes, number: int) -> str:
+    """Return a line of a table. Bytes that are not UTF-8 become half surrogates, so that only their
+    row fails.
+    """
+    if number == 0:
+        line = line.removeprefix(codecs.BOM_UTF8)  # Excel writes one.
+    return line.decode(errors="surrogateescape")
