@@ -159,7 +159,9 @@ assert status == 0, status
     assert len(router.calls) == 2
 
 
-def test_async_client_belongs_to_one_loop(router: FakeRouter) -> None:
+def test_async_client_belongs_to_one_loop(
+    router: FakeRouter, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     client = shoal.AsyncClient(router.address)
 
     async def use_and_keep() -> None:
@@ -175,6 +177,7 @@ def test_async_client_belongs_to_one_loop(router: FakeRouter) -> None:
         await client.close()
 
     asyncio.run(main())
+    assert (capfd.readouterr().err, caplog.records) == ("", []), "no traceback of grpc's"
 
 
 def test_arguments_that_cannot_work_are_refused_at_once() -> None:

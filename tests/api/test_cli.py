@@ -175,6 +175,18 @@ def test_encode_chunks_of_documents(run: Run, tmp_path: Path) -> None:
     assert run("encode", MODEL, "--document", "--image", report).code == 2
 
 
+def test_pages_of_documents_are_selected(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    report = tmp_path / "report.pdf"
+    report.write_bytes(b"%PDF-1.7")
+    asked = ("encode", MODEL, "--document", report, "--chunk", "sentences")
+    for pages, sent in (("3", (3, 3)), ("2-", (2, 0)), ("1-5", (1, 5)), (None, (0, 0))):
+        assert run(*asked, *(("--pages", pages) if pages else ())).code == 0
+        document = router.calls[-1].request.items[0].parts[0].document
+        assert (document.first_page, document.last_page) == sent
+    assert "must be a page or a range" in run(*asked, "--pages", "x").err
+    assert "add --document" in run("encode", MODEL, "a text", "--pages", "3").err
+
+
 def test_encode_stdin_to_stdout(run: Run) -> None:
     ran = run("encode", MODEL, "--input", "-", "--output", "-", stdin="one\ntwo\n")
     assert [json.loads(line)["text"] for line in ran.out.splitlines()] == ["one", "two"]

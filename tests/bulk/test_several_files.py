@@ -139,7 +139,7 @@ def test_inputs_that_cannot_be_joined_are_refused(
     other = folder / "year=5"
     other.mkdir()
     write_lines(other / "docs.jsonl", [{"text": "a"}])
-    with pytest.raises(JobError, match="has Parquet files and files of JSON lines"):
+    with pytest.raises(JobError, match="has files of several formats, JSON lines and Parquet"):
         input_of(str(folder))
     parquet.write_table(pyarrow.table({"id": [1], "text": ["a"]}), other / "docs.parquet")
     with pytest.raises(JobError, match=r"'id' of .*year=5.* type int64, and of .*year=0.* string"):

@@ -7,19 +7,26 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from shoal.bulk.failures import JobError
 from shoal.bulk.places import found_below, local_path, version_of
 from shoal.bulk.spec import InputFile, InputVersion
 
 MAX_INPUT_FILES: Final = 10_000
-PARQUET: Final = (".parquet",)
-JSON_LINES: Final = (".jsonl", ".ndjson")
-_SUFFIXES: Final = (*PARQUET, *JSON_LINES)
+DELIMITERS: Final[Mapping[str, str]] = {".csv": ",", ".tsv": "\t"}
+"""What separates the cells of a table with a header, by the suffix of its file."""
+InputFormat = Literal["Parquet", "JSON lines", "CSV"]
+_FORMATS: Final[Mapping[str, InputFormat]] = {
+    ".parquet": "Parquet",
+    ".jsonl": "JSON lines",
+    ".ndjson": "JSON lines",
+    **dict.fromkeys(DELIMITERS, "CSV"),
+}
+_SUFFIXES: Final = tuple(_FORMATS)
 
 
 def input_of(uri: str) -> InputVersion:
@@ -32,21 +39,22 @@ def input_of(uri: str) -> InputVersion:
             f"the input {uri} has {len(files):,} files, and at most {MAX_INPUT_FILES:,} are "
             "allowed: run several jobs, or merge files"
         )
-    if len({is_parquet(file.uri) for file in files}) > 1:
+    formats = sorted({format_of(file.uri) for file in files})
+    if len(formats) > 1:
         raise JobError(
-            f"the input {uri} has Parquet files and files of JSON lines: name those of one format "
-            "by a pattern such as docs/*.parquet"
+            f"the input {uri} has files of several formats, {' and '.join(formats)}: name those of "
+            "one by a pattern such as docs/*.parquet"
         )
     tag = files[0].tag if [file.uri for file in files] == [uri] else _digest(files)
     return InputVersion(uri, sum(file.size for file in files), tag, tuple(files))
 
 
-def is_parquet(uri: str) -> bool:
-    """Return whether a file is read as Parquet. Raises JobError for another suffix."""
-    name = uri.lower()
-    if not name.endswith(_SUFFIXES):
-        raise JobError(f"the input {uri} must end in {', '.join(_SUFFIXES)}")
-    return name.endswith(PARQUET)
+def format_of(uri: str) -> InputFormat:
+    """Return the format of a file by its suffix. Raises JobError for another suffix."""
+    for suffix, name in _FORMATS.items():
+        if uri.lower().endswith(suffix):
+            return name
+    raise JobError(f"the input {uri} must end in {', '.join(_SUFFIXES)}")
 
 
 def _files(uri: str) -> list[InputFile]:

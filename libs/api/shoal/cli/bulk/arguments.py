@@ -77,7 +77,7 @@ Source = Annotated[
     typer.Option(
         "--input",
         "-i",
-        help=".parquet or .jsonl: a path or URL (s3://bucket/docs.parquet), pattern or folder.",
+        help=".parquet, .jsonl, .csv or .tsv: a path, URL (s3://bucket/a.csv), pattern or folder.",
         show_default=False,
         rich_help_panel=FILES,
     ),

@@ -39,7 +39,8 @@ from shoal.cli.inference.arguments import (
     Temperature,
     Threshold,
 )
-from shoal.cli.options import Connection, Json, ModelId, grouped
+from shoal.cli.model_names import ModelId
+from shoal.cli.options import Connection, Json, grouped
 
 _WATCH_SECONDS = 1.0
 _MAX_FAILED_SHOWN = 20

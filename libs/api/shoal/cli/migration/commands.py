@@ -20,6 +20,7 @@ from shoal.cli.evaluation.running import BATCH_TEXTS
 from shoal.cli.migration.aliases import AliasName, print_aliases
 from shoal.cli.migration.comparison import compare as compare_models
 from shoal.cli.migration.comparison import print_comparison, read_files, read_folder
+from shoal.cli.model_names import NextModel
 from shoal.cli.options import Connection, Json, OpenClient, connected, grouped, reachable
 from shoal.errors import InvalidInput
 from shoal.results import EncodeResult
@@ -41,7 +42,7 @@ migrate = typer.Typer(
 def start(
     alias: AliasName,
     *,
-    to: Annotated[str, typer.Option(metavar="MODEL", help="The new model.", show_default=False)],
+    to: NextModel,
     files: OptionalFiles,
     role: Annotated[
         Role, typer.Option(help="Selects the model's prompt for the corpus.")
@@ -101,7 +102,9 @@ def compare(
     ] = None,
     corpus: Annotated[
         str,
-        typer.Option("--input", "-i", help="The corpus, .parquet or .jsonl.", show_default=False),
+        typer.Option(
+            "--input", "-i", help="The corpus, .parquet, .jsonl, .csv or .tsv.", show_default=False
+        ),
     ] = "",
     column: Annotated[str, typer.Option(help="Column of the corpus with the texts.")] = "text",
     sample: Annotated[
