@@ -219,6 +219,7 @@ def test_every_variable_that_a_service_reads_is_set_somewhere_or_good_as_it_is(
         "components/edge-tls",
         "components/edge-batches-claim",
         "components/edge-batches-bucket",
+        "components/edge-jobs",
         "components/jwks",
         "components/external-redis",
         "components/redis-sentinel",
