@@ -14,8 +14,7 @@ from shoal.bulk.places import Folder
 from shoal.bulk.progress import Progress
 from shoal.bulk.spec import Limits
 from shoal.cli.bulk.arguments import JobLimits
-from shoal.cli.bulk.running import continued
-from shoal.cli.bulk.running import progress_line
+from shoal.cli.bulk.running import continued, progress_line
 from shoal.errors import PermissionDenied
 from shoal.status import Mesh, WorkerStatus
 
