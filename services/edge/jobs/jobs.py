@@ -10,7 +10,7 @@ from shoal.bulk.failures import JobError
 from shoal.bulk.places import local_path
 from shoal.bulk.spec import DEFAULT_CHUNK_ROWS, Limits, recipe_from
 
-from libs.telemetry import traces
+from libs.telemetry import metrics, traces
 from services.edge.batches.context import (
     MAX_RECORDS,
     Caller,
@@ -26,7 +26,7 @@ from services.edge.batches.leases import Lease
 from services.edge.batches.manager import Kind, Manager, Record
 from services.edge.batches.runner import CANCEL
 from services.edge.intake.served import ServedRequest
-from services.edge.jobs.objects import FINAL, JOB_ID, JOB_PREFIX, JobRecord
+from services.edge.jobs.objects import FINAL, JOB_ID, JOB_PREFIX, STOPPED, JobRecord
 from services.edge.jobs.roots import check_location, roots_of
 from services.edge.jobs.runner import JobRunner, Mesh
 from services.edge.jobs.settings import JobSettings
@@ -110,6 +110,11 @@ class JobKind(Kind):
 
     def __init__(self, context: Context, settings: JobSettings, mesh: Mesh) -> None:
         self._context, self._settings, self._mesh = context, settings, mesh
+        # Series exist before the first event, so that the rate of the first one is not lost.
+        for status in STOPPED:
+            metrics.HTTP_JOBS_ENDED.labels(status)
+        for outcome in ("ok", "failed"):
+            metrics.HTTP_JOB_ROWS.labels(outcome)
 
     def is_id(self, identity: str) -> bool:
         return JOB_ID.fullmatch(identity) is not None
@@ -237,7 +242,8 @@ class Jobs:
             record.tenant, record.needs_token = caller.tenant, caller.needs_token
             async with self._context.creating_batch(store.key):
                 await self._check_quota(store, record)
-                await self._context.io(store.requests(record.id).delete, PAUSE)
+                for name in (CANCEL, PAUSE):
+                    await self._context.io(store.requests(record.id).delete, name)
                 await self._context.io(store.activate, record)
         self._manager.wake()
         return answer_of(record.to_client())

@@ -127,7 +127,7 @@ class JobRunner:
             try:
                 await asyncio.wait((work, *others), return_when=asyncio.FIRST_COMPLETED)
                 for task in others:
-                    if task.done() and not work.done():
+                    if task.done() and not self.record.is_ended:
                         await task
                 await work
             finally:
