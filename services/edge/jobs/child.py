@@ -20,7 +20,6 @@ from typing import Any, Final, TextIO
 from shoal.bulk.engine import Job, create
 from shoal.bulk.failures import Busy, JobError
 from shoal.bulk.manifest import Manifest, load
-from shoal.bulk.matching import input_of
 from shoal.bulk.places import place
 from shoal.bulk.progress import Progress
 from shoal.bulk.spec import Limits, recipe_from
@@ -62,7 +61,7 @@ async def _main() -> None:
 async def _run(order: dict[str, Any], reader: asyncio.StreamReader) -> dict[str, Any]:
     """Run a job, and return its end."""
     state, error, reason, token = "failed", "", "", [str(order["token"])]
-    where = place(order["output"])
+    found = None
     try:
         client = AsyncClient(
             order["routers"],
@@ -78,6 +77,7 @@ async def _run(order: dict[str, Any], reader: asyncio.StreamReader) -> dict[str,
             # The process may have been killed after the end of the job.
             if manifest.state != "completed" or order["retry"]:
                 await _price(manifest, client)
+                where = place(order["output"])
                 job = Job(where, manifest, client, on_progress=_reporter())
                 obeying = asyncio.create_task(_obey(reader, job, token))
                 try:
@@ -93,9 +93,8 @@ async def _run(order: dict[str, Any], reader: asyncio.StreamReader) -> dict[str,
         error = str(failure)
     except ImportError as failure:
         error = f"the edge needs the package of the store, or pyarrow: {failure}"
-    found = None
     with suppress(JobError):
-        found = await asyncio.to_thread(load, where)
+        found = await asyncio.to_thread(lambda: load(place(order["output"])))
     return {"state": state, "error": error, "reason": reason, **_summary(found)}
 
 
@@ -104,20 +103,14 @@ def _manifest(order: dict[str, Any]) -> Manifest:
     roots, source, limits = order["roots"], order["input"], Limits(**order["limits"])
     check_location(source, roots, "input")
     check_location(order["output"], roots, "output")
-    where = place(order["output"])
-    if load(where) is None:  # `create` reads the state of all files.
-        _check_size(input_of(source).size, order["input_bytes"])
-    manifest = create(where, source, recipe_from(order["recipe"]), limits)
+    manifest = create(place(order["output"]), source, recipe_from(order["recipe"]), limits)
     check_files((file.uri for file in manifest.input.files), roots)
-    _check_size(manifest.input.size, order["input_bytes"])
-    return manifest
-
-
-def _check_size(size: int, most: int) -> None:
+    size, most = manifest.input.size, order["input_bytes"]
     if size > most:
         raise JobError(
             f"the input has {size:,} bytes, and at most {most:,} are allowed: submit several jobs"
         )
+    return manifest
 
 
 async def _price(manifest: Manifest, client: AsyncClient) -> None:

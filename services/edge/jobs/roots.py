@@ -61,17 +61,14 @@ def check_location(uri: str, roots: Sequence[str], field: str) -> None:
 
 
 def check_files(uris: Iterable[str], roots: Sequence[str]) -> None:
-    """Check the files of an input, some of which may be links. Raises JobError."""
+    """Check the files of an input that `check_location` allows, because local ones may be links.
+    Raises JobError.
+    """
     resolved = _resolved(roots)
-    for uri in uris:
-        path = local_path(uri)
-        if path is None:
-            is_allowed = any(_is_below(uri, root) for root in roots)
-        else:
-            target = path.resolve()
-            is_allowed = any(root in target.parents for root in resolved)
-        if not is_allowed:
-            raise JobError(f"{uri} is not a file below {', '.join(roots)}: is it a link?")
+    for path in filter(None, map(local_path, uris)):
+        target = path.resolve()
+        if not any(root in target.parents for root in resolved):
+            raise JobError(f"{path} is not a file below {', '.join(roots)}: is it a link?")
 
 
 def _is_ambiguous(uri: str) -> bool:
