@@ -33,7 +33,7 @@ from services.edge.jobs.roots import check_files, check_location
 MAX_ORDER_BYTES: Final = 1 << 20
 NICENESS: Final = 5
 """The edge also answers interactive requests, which are more urgent."""
-_REPORT_SECONDS: Final = 1.0
+_JOB_REPORT_SECONDS: Final = 1.0
 _reports: TextIO = sys.stdout
 _ATTEMPTS: Final = 3
 """Tries of one request. More are up to the engine, which sends less after an overload."""
@@ -144,7 +144,7 @@ def _reporter() -> Any:
 
     def report(progress: Progress) -> None:
         nonlocal reported_at
-        if time.monotonic() - reported_at >= _REPORT_SECONDS:
+        if time.monotonic() - reported_at >= _JOB_REPORT_SECONDS:
             reported_at = time.monotonic()
             counts = {
                 "rows": progress.rows,

@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 MAX_FAULTS: Final = 3
 """How often in sequence the process may end by a fault without a further row."""
-RESTART_SECONDS: Final = 1.0
-STOP_SECONDS: Final = 10.0
+PROCESS_RESTART_SECONDS: Final = 1.0
+PROCESS_STOP_SECONDS: Final = 10.0
 """How long a process may take to end after its stdin is closed."""
 MAX_REPORT_BYTES: Final = 1 << 20
 CHILD: Final = "services.edge.jobs.child"
@@ -174,7 +174,7 @@ class JobRunner:
                     return
             if self.is_preempted:
                 return
-            await asyncio.sleep(RESTART_SECONDS)
+            await asyncio.sleep(PROCESS_RESTART_SECONDS)
 
     async def _credential(self) -> Metadata | None:
         record = self.record
@@ -330,7 +330,7 @@ async def _stop(process: Process) -> None:
     if process.stdin is not None:
         process.stdin.close()
     try:
-        async with asyncio.timeout(STOP_SECONDS):
+        async with asyncio.timeout(PROCESS_STOP_SECONDS):
             await process.wait()
     except TimeoutError:
         with suppress(ProcessLookupError):

@@ -72,7 +72,7 @@ async def test_job_of_a_process_that_always_fails_ends(
 ) -> None:
     files.write(10)
     monkeypatch.setattr(runners, "CHILD", "tests.edge.jobs.failing_child")
-    monkeypatch.setattr(runners, "RESTART_SECONDS", 0.01)
+    monkeypatch.setattr(runners, "PROCESS_RESTART_SECONDS", 0.01)
     async with edge(Script(encode=encode), **files.settings) as http:
         found = await wait_for(http, await submit(http, files.request()))
     assert (found["status"], "ended 3 times" in found["error"]) == ("failed", True)
