@@ -188,8 +188,12 @@ class Manager:
 
     def running(self, identity: str) -> Runner | None:
         """Return the runner of a batch that this edge runs."""
-        found = self._runners.get(identity)
+        found = self.work_of(identity)
         return found if isinstance(found, Runner) else None
+
+    def work_of(self, identity: str) -> Work | None:
+        """Return what runs a piece of work, if this edge does."""
+        return self._runners.get(identity)
 
     def cancel(self, identity: str, at: int) -> None:
         """Stop a batch if this edge runs it, or claim it to stop it."""

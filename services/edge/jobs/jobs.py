@@ -263,8 +263,10 @@ class Jobs:
     async def _request(self, store: JobStore, record: JobRecord, name: str) -> None:
         """Leave a request for the edge that runs a job."""
         await self._context.io(store.requests(record.id).create, name, b"{}")
-        if name == CANCEL:
-            self._manager.cancel(record.id, int(time.time()))
+        work = self._manager.work_of(record.id)
+        if isinstance(work, JobRunner):
+            work.request(name)
+        self._manager.wake()  # To stop a job that waits.
 
     async def _check_quota(self, store: JobStore, record: JobRecord) -> None:
         """Check that a tenant may have another job. Raises HttpError."""

@@ -103,11 +103,13 @@ class JobRunner:
 
     def cancel(self, at: int) -> None:
         """Cancel the job, as a client requests."""
-        self._send_request(CANCEL)
+        self.request(CANCEL)
 
-    def pause(self) -> None:
-        """Pause the job, as a client requests."""
-        self._send_request(PAUSE)
+    def request(self, name: str) -> None:
+        """Cancel or pause the job, as a client requests."""
+        if self._request not in (CANCEL, name):
+            self._request = name
+            self._write(request=_REQUESTS[name])
 
     def preempt(self) -> None:
         """Stop after the chunks in flight, so that other work is run."""
@@ -141,7 +143,7 @@ class JobRunner:
         faults, rows = 0, self.record.counts.rows
         while True:
             if request := await self._context.io(self._store.request, self.record.id):
-                self._send_request(request)
+                self.request(request)
             metadata = await self._credential()
             if metadata is None:
                 await self._stop_without_process()
@@ -248,11 +250,6 @@ class JobRunner:
             "input_bytes": self._settings.input_bytes,
         }
 
-    def _send_request(self, request: str) -> None:
-        if self._request not in (CANCEL, request):
-            self._request = request
-            self._write(request=_REQUESTS[request])
-
     def _write(self, **content: Any) -> None:
         """Send a line to the process, if there is one."""
         process = self.process
@@ -301,7 +298,7 @@ class JobRunner:
             if self._is_changed and not self.record.is_ended:
                 await self._save()
             if request := await self._context.io(self._store.request, self.record.id):
-                self._send_request(request)
+                self.request(request)
             metadata = await self._credential() if self._metadata is not None else None
             if metadata is not None and metadata != self._metadata:
                 self._metadata = metadata

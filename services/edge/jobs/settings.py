@@ -44,7 +44,7 @@ class JobSettings:
         "The directories and URLs below which the input and output of submitted jobs must be. "
         "{tenant} in one stands for the name of the tenant. Empty: the edge accepts no jobs. It "
         "also needs SHOAL_BATCHES_URL, where jobs are recorded.",
-        log=lambda roots: [without_credentials(root) for root in roots],
+        log=lambda roots: without_credentials(",".join(roots)),
     )
     tenant_jobs: int = setting.integer(
         "SHOAL_JOBS_TENANT_JOBS",

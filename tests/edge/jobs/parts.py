@@ -48,7 +48,7 @@ class Files:
         return {
             "recipe": recipe,
             "input": source,
-            "output": str(self.root / output),
+            "output": output if "://" in output else str(self.root / output),
             **changes,
         }
 

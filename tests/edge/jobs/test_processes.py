@@ -50,7 +50,7 @@ async def test_killed_processes_of_a_job_are_replaced(files: Files, made: list[J
     router = Holding(5)
     async with edge(router.script, **files.settings) as http:
         job = await submit(http, files.request())
-        killed = set()
+        killed = set[int]()
         for _ in range(3):
             await router.wait()
             await until(lambda: _pid(made) not in (0, *killed), "another process", 120.0)
