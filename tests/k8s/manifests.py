@@ -33,6 +33,7 @@ TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
     "edge-otel": ("otel", "edge"),
     "edge-batches-claim": ("edge",),
     "edge-batches-bucket": ("network-policy", "edge", "edge-network-policy"),
+    "edge-jobs": ("network-policy", "edge", "edge-network-policy", "edge-batches-bucket"),
     "jwks": ("tls",),
     "redis-sentinel": ("tls",),
 }

@@ -39,6 +39,7 @@ ALONE: Final[Mapping[str, Values]] = {
     "edge-batches-bucket": {
         "edge": {"batches": {"type": "bucket", "url": "s3://batches.example/shoal"}}
     },
+    "edge-jobs": {"edge": {"jobs": {"roots": ["s3://batches.example/jobs/{tenant}"]}}},
     "hpa-router": {"router": {"autoscaling": ON}},
     "pod-monitor": {"monitoring": {"podMonitors": ON}},
     "alerts": {"monitoring": {"alerts": ON}},
@@ -109,6 +110,7 @@ COMBINED: Final = (
         "edge-network-policy",
         "edge-pod-monitor",
         "edge-batches-bucket",
+        "edge-jobs",
         "edge-otel",
     ),
 )

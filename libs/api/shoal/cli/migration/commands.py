@@ -10,11 +10,10 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
-from shoal.bulk.engine import create
 from shoal.bulk.failures import JobError
 from shoal.bulk.places import place
 from shoal.cli.bulk.arguments import JobLimits, JobServing, OptionalFiles, recipe
-from shoal.cli.bulk.running import loaded, print_state, reported, run, state_of
+from shoal.cli.bulk.running import continued, loaded, print_state, reported, run, state_of
 from shoal.cli.console import Console, counted, emit, note, show, table
 from shoal.cli.evaluation.running import BATCH_TEXTS
 from shoal.cli.migration.aliases import AliasName, print_aliases
@@ -72,7 +71,7 @@ def start(
     with reported():
         where = place(files.output)
         made = recipe("encode", to, files, serving, {"role": role})
-        manifest = create(where, files.source, made, limits.limits())
+        manifest = continued(where, files.source, made, limits)
         if manifest.state == "completed":
             print_state(where, manifest, as_json=as_json)
             return
