@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -71,11 +70,12 @@ class RedisCluster(RedisServers):
         node_timeout_ms: int = NODE_TIMEOUT_MS,
         is_durable: bool = False,
     ) -> None:
-        super().__init__(directory or Path(tempfile.mkdtemp(prefix="shoal-cluster-")))
+        super().__init__(
+            directory or Path(tempfile.mkdtemp(prefix="shoal-cluster-")), _free_ports(2 * MASTERS)
+        )
         self._is_temporary = directory is None
         self._node_timeout_ms = node_timeout_ms
         self._is_durable = is_durable
-        self.ports = _free_ports(2 * MASTERS)
         # Those of `shoal redis-acl`, and the user `default` for the tests and for replicas.
         self._users = self.directory / "users.acl"
         users = [user.line(PASSWORD) for user in (ROUTER, SCHEDULER)]
@@ -101,21 +101,6 @@ class RedisCluster(RedisServers):
                     if first <= slot <= last:
                         return int(master[1])
         raise AssertionError(f"no master of {key}")
-
-    def masters(self) -> list[int]:
-        """Return the ports of the nodes that report themselves as masters."""
-        return [port for port in self._processes if self.role(port) == "master"]
-
-    def replica_of(self, port: int) -> int:
-        """Return the port of the replica of a master."""
-        with self.client(port) as master:
-            return int(master.info("replication")["slave0"]["port"])
-
-    def commands(self, *command: str | int) -> None:
-        """Run a command at every node that runs."""
-        for port in self._processes:
-            with self.client(port) as node:
-                node.execute_command(*command)
 
     def empty(self) -> None:
         """Delete the keys of all masters."""
@@ -159,10 +144,6 @@ class RedisCluster(RedisServers):
             old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
             yield _Migration(self, old, slot, (target, source), ids[1])
 
-    def refusals(self) -> list[Any]:
-        """Return the refusals that the nodes' ACL logged."""
-        return self._refusals(self.ports)
-
     @contextmanager
     def without_failover(self) -> Iterator[None]:
         """Within the context no replica takes over from a killed master."""
@@ -185,16 +166,6 @@ class RedisCluster(RedisServers):
                     if pinged in self._processes and words[4] != b"0":
                         return False
         return True
-
-    @contextmanager
-    def suspended(self, port: int) -> Iterator[None]:
-        """Within the context a node keeps its connections and answers nothing."""
-        process = self._processes[port]
-        process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGCONT)
 
     def start(self, port: int) -> None:
         """Start a node, or start it again with its place in the cluster."""
@@ -241,10 +212,6 @@ class RedisCluster(RedisServers):
                 wait_until(lambda: self.role(replica) == "master", 6, "the replica to take over")
                 return
         self.wait_takeover(replica)
-
-    def wait_takeover(self, replica: int) -> None:
-        """Wait until this replica has become a master."""
-        wait_until(lambda: self.role(replica) == "master", 120, "the replica to take over")
 
     def __enter__(self) -> RedisCluster:
         try:
