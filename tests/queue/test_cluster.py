@@ -20,7 +20,7 @@ from libs.queue.connection.acl import ROUTER, SCHEDULER
 from libs.queue.connection.cluster import ClusterRedis, client_of, masters_of
 from libs.queue.keys import LAYOUT, Keys
 from libs.queue.queue_position import QueuePositions
-from libs.queue.rates import Rate, Rates
+from libs.queue.rates import Rate, Rates, key_of
 from libs.versions import LAYOUT_VERSION
 from tests.queue import test_enqueue, test_leases, test_upkeep
 from tests.queue.parts import DEAD, LANE, LEASE_MS, Clock, add, ids, job, lease, make_lanes
@@ -390,6 +390,32 @@ async def test_slot_that_migrates_key_by_key_is_no_capacity_until_it_has_moved(
         finish()
     await put(lanes, lane, "c")
     assert ids(await pull(lanes, lane)) == ["a", "c"]
+
+
+async def test_keys_of_a_migrating_slot_are_found_at_either_master(
+    as_router: Redis, clock: Clock, cluster: RedisCluster
+) -> None:
+    """A command or script of one key is served throughout, whether its key has moved, has not, or
+    does not exist.
+    """
+    lanes = sharded(as_router, clock, "a")
+    await lanes.check()
+    lane = MODELS[0]
+    await put(lanes, lane, "a")
+    inbox = lanes.inboxes[Keys(SLOTS).locate(lane)[0]]
+    with cluster.migrating(tag_of(lane)) as finish:
+        assert await lanes.missing(lane, ["a", "b"]) == ["b"]
+        assert await lanes.take_replies(0.1, inbox) == []
+        assert [one.queued_jobs for one in await lanes.lane_gauges()] == [1]
+        await lanes.drop_replies("b")
+        finish()
+    rate, rates = Rate(requests_per_second=0.001, burst_seconds=1000), Rates(as_router, slots=SLOTS)
+    for tenant in map(str, range(4)):
+        assert await rates.take(tenant, rate, 1) == 0.0
+        with cluster.migrating(key_of(tenant, SLOTS)) as finish:
+            assert await rates.take(tenant, rate, 1) > 0.0
+            finish()
+        assert await rates.take(tenant, rate, 1) > 0.0
 
 
 async def test_connections_that_break_are_opened_again(

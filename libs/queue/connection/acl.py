@@ -18,7 +18,7 @@ from libs.queue.keys import LAYOUT, STREAMED_CHANNEL, WAKEUP_CHANNEL
 
 _BOTH: Final = (
     *("info", "ping", "select", "time"),
-    "cluster|slots",  # only on a cluster
+    *("asking", "cluster|slots"),  # only on a cluster
     "evalsha",
     *("subscribe", "unsubscribe", "publish"),
     *("del", "get", "pexpire", "set"),
