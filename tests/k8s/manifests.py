@@ -35,6 +35,7 @@ TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
     "edge-batches-bucket": ("network-policy", "edge", "edge-network-policy"),
     "jwks": ("tls",),
     "redis-sentinel": ("tls",),
+    "redis-cluster": ("tls",),
 }
 """Components that need others listed before them."""
 EVERY: Final = (
