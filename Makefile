@@ -226,8 +226,9 @@ bench-recovery: $(VENV)/.dev native ## Measure the delay of requests on a killed
 bench-hostile: $(VENV)/.dev native ## Measure memory, and a light tenant's latency, while another tenant sends the largest products
 	$(BIN)/python -m benchmarks.stress.hostile $(ARGS)
 
-simulate-mesh: $(VENV)/.dev ## Measure the cost of heartbeats, their readers and plans with up to 10,000 workers
+simulate-mesh: $(VENV)/.dev ## Measure the cost of heartbeats, their readers, plans with up to 10,000 workers, and connections of up to 300 routers
 	$(BIN)/python -m benchmarks.mesh.registry $(ARGS)
+	$(BIN)/python -m benchmarks.mesh.connections
 	$(BIN)/python -m benchmarks.scheduler.plan --models 1000 --workers 10000
 
 bench-soak: $(VENV)/.dev native ## Run a mesh at 80 % of its capacity and watch memory, threads and files: make bench-soak MINUTES=10

@@ -25,6 +25,7 @@ from tests.support.acl import PASSWORD, add_user, connect_as, refusals
 from tests.support.redis import RedisServer
 
 UNSEEN = {
+    "@pubsub",  # only on a cluster with shard channels
     *("asking", "cluster"),  # only on a cluster (tests/queue/test_cluster.py)
     "select",  # only where the URL names a database
     "unsubscribe",

@@ -18,7 +18,7 @@ from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, Pulled, RedisCheck, UnsuitableRedis, connect, open_all
 from libs.queue.connection.acl import ROUTER, SCHEDULER
 from libs.queue.connection.cluster import ClusterRedis, client_of, masters_of
-from libs.queue.keys import LAYOUT, Keys
+from libs.queue.keys import LAYOUT, STREAMED_CHANNEL, Keys
 from libs.queue.queue_position import QueuePositions
 from libs.queue.rates import Rate, Rates, key_of
 from libs.versions import LAYOUT_VERSION
@@ -224,6 +224,44 @@ async def test_notifications_and_streamed_text_reach_routers_from_every_master(
     assert await reported == b"more"
     await wakeups.aclose()
     await streamed.aclose()
+
+
+async def test_streamed_text_is_passed_on_by_one_shard_where_servers_can(
+    as_router: Redis, connected: Connect, clock: Clock, cluster: RedisCluster
+) -> None:
+    """A message for one router is not copied to all nodes, and follows the slot to another master.
+    Servers older than Redis 7 have no shard channels.
+    """
+    a, b = sharded(as_router, clock, "a"), sharded(connected(), clock, "b")
+    channel = f"{STREAMED_CHANNEL}:a"
+
+    def is_subscribed() -> bool:
+        with cluster.client(cluster.master_of(channel)) as node:
+            has_shards = int(node.info("server")["redis_version"].split(".")[0]) >= 7
+            if has_shards:
+                return bool(node.execute_command("PUBSUB", "SHARDNUMSUB", channel)[1] == 1)
+        counts = []
+        for port in cluster.masters():
+            with cluster.client(port) as node:
+                counts.append(node.execute_command("PUBSUB", "NUMSUB", channel)[1])
+        return sum(counts) == 1
+
+    taken: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def take() -> None:
+        while True:
+            with suppress(NoCapacity):
+                async for text in a.streamed_texts():
+                    taken.put_nowait(text)
+
+    taking = asyncio.create_task(take())
+    for text in (b"first", b"at another master"):
+        await asyncio.to_thread(wait_until, is_subscribed, 60, "the subscription")
+        await b.publish_streamed("a", text)
+        assert await asyncio.wait_for(taken.get(), 60) == text
+        others = [port for port in cluster.masters() if port != cluster.master_of(channel)]
+        await asyncio.to_thread(cluster.move_slot, channel, others[0])
+    await end_tasks([taking])
 
 
 async def test_fleet_and_rates_are_kept_for_all_routers(

@@ -55,10 +55,11 @@ def _is_bus_free(port: int) -> bool:
 
 
 class RedisCluster(RedisServers):
-    """Runs while its context is open. The first three ports are the masters at the start, each of
-    a third of the hash slots; the others are their replicas, in order.
+    """Runs while its context is open. The first half of the ports are the masters at the start,
+    each with an equal share of the hash slots; the others are their replicas, in order.
 
     Args:
+        masters: The number of masters. A failover needs three.
         directory: Holds the nodes' data and logs, and is kept. None: a temporary one.
         is_durable: The nodes keep their data when they are killed.
     """
@@ -67,12 +68,14 @@ class RedisCluster(RedisServers):
         self,
         directory: Path | None = None,
         *,
+        masters: int = MASTERS,
         node_timeout_ms: int = NODE_TIMEOUT_MS,
         is_durable: bool = False,
     ) -> None:
         super().__init__(
-            directory or Path(tempfile.mkdtemp(prefix="shoal-cluster-")), _free_ports(2 * MASTERS)
+            directory or Path(tempfile.mkdtemp(prefix="shoal-cluster-")), _free_ports(2 * masters)
         )
+        self._masters = masters
         self._is_temporary = directory is None
         self._node_timeout_ms = node_timeout_ms
         self._is_durable = is_durable
@@ -239,17 +242,17 @@ class RedisCluster(RedisServers):
         for number, port in enumerate(self.ports):
             with self.client(port) as node:
                 node.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-                if number < MASTERS:
-                    bounds = [HASH_SLOTS * part // MASTERS for part in (number, number + 1)]
+                if number < self._masters:
+                    bounds = [HASH_SLOTS * part // self._masters for part in (number, number + 1)]
                     node.execute_command("CLUSTER", "ADDSLOTS", *range(*bounds))
                 if number:
                     node.execute_command("CLUSTER", "MEET", "127.0.0.1", self.ports[0])
         wait_until(lambda: all(self._known(self.ports)), 120, "the nodes to know each other")
         ids = []
-        for port in self.ports[:MASTERS]:
+        for port in self.ports[: self._masters]:
             with self.client(port) as node:
                 ids.append(node.execute_command("CLUSTER", "MYID"))
-        for port, master in zip(self.ports[MASTERS:], ids, strict=True):
+        for port, master in zip(self.ports[self._masters :], ids, strict=True):
             with self.client(port) as node:
                 node.execute_command("CLUSTER", "REPLICATE", master)
         self.wait_whole()
@@ -278,7 +281,7 @@ class RedisCluster(RedisServers):
             except RedisError:  # it loads its data, or is frozen
                 return False
             masters = {master[1] for _, _, master, *_ in ranges}
-            if len(masters) != MASTERS or any(len(each) != 4 for each in ranges):
+            if len(masters) != self._masters or any(len(each) != 4 for each in ranges):
                 return False
             if replication["role"] == "slave" and replication["master_link_status"] != "up":
                 return False

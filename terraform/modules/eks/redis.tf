@@ -1,7 +1,7 @@
 locals {
   # The output of `shoal redis-acl` in ElastiCache's form; tests/terraform compares it with libs/queue/connection/acl.py.
   redis_access = {
-    router    = "on ~v1:* resetchannels &v1:bell &v1:written:* -@all +asking +blpop +cluster|slots +del +evalsha +exists +get +hdel +hexists +hget +hgetall +hincrby +hkeys +hlen +hmget +hset +hsetnx +info +lpop +pexpire +ping +publish +rpush +script|load +select +set +subscribe +time +unsubscribe +xadd +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore"
+    router    = "on ~v1:* resetchannels &v1:bell &v1:written:* -@all +@pubsub +asking +blpop +cluster|slots +del +evalsha +exists +get +hdel +hexists +hget +hgetall +hincrby +hkeys +hlen +hmget +hset +hsetnx +info +lpop +pexpire +ping +publish +rpush +script|load +select +set +subscribe +time +unsubscribe +xadd +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore"
     scheduler = "on ~v1:layout ~v1:{fleet}:workers ~v1:{fleet}:changes ~v1:{fleet}:gone ~v1:{fleet}:heard ~v1:{fleet}:usage ~v1:{fleet}:disks ~v1:{fleet}:disk_tags ~v1:{fleet}:generation ~v1:{fleet}:counter ~v1:{fleet}:cards ~v1:{fleet}:card_changes ~v1:{fleet}:failures ~v1:{fleet}:strikes ~v1:{fleet}:leader ~v1:{fleet}:fences ~v1:{fleet}:notes ~v1:{fleet}:claim:* ~v1:{fleet}:orders:* ~v1:{*}:lanes ~v1:{*}:lane:*:i ~v1:{*}:lane:*:b ~v1:{*}:lane:*:meta resetchannels &v1:bell -@all +asking +cluster|slots +del +evalsha +get +hdel +hget +hgetall +hmget +hset +info +pexpire +ping +publish +select +set +subscribe +time +unsubscribe +zadd +zcard +zrange +zrangebyscore +zrem +zremrangebyscore +zscore"
   }
   redis_users = var.redis.enabled ? local.redis_access : {}
