@@ -32,7 +32,7 @@ fail over by itself.
 """
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return ports with free bus ports, which are 10,000 higher: all below 32768, where the kernel
     takes none for outgoing connections.
     """
@@ -73,7 +73,7 @@ class RedisCluster(RedisServers):
         is_durable: bool = False,
     ) -> None:
         super().__init__(
-            directory or Path(tempfile.mkdtemp(prefix="shoal-cluster-")), _free_ports(2 * masters)
+            directory or Path(tempfile.mkdtemp(prefix="shoal-cluster-")), free_ports(2 * masters)
         )
         self._masters = masters
         self._is_temporary = directory is None
