@@ -52,7 +52,7 @@ _NODE_KINDS: Final = (
 _MOVED_KEYS: Final = (
     *(
         f"{{{slot_of(model, QUEUE_SLOTS)}}}"
-        for model in (models.DENSE, models.OTHER_DENSE, models.CLASSIFIER)  # RANKER is as DENSE
+        for model in (models.DENSE, models.OTHER_DENSE, models.CLASSIFIER, models.WRITER)
     ),
     "{fleet}",
     "{0}",
