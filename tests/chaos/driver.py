@@ -216,6 +216,7 @@ class Harm:
             lease=LEASE_SECONDS,
             away=settings.away,
             is_long=settings.seconds >= LONG_SECONDS,
+            has_machines=stage.machines.can_change,
             servers=settings.servers,
             node_timeout=NODE_TIMEOUT_SECONDS,
         )

@@ -167,7 +167,8 @@ class Faults:
             "move": self._slot_moved,
             "redis": self._redis_full,
             "flush": self._scripts_flushed,
-            "wrong": self._wrong_clock,
+            "wrong": self._wrong_redis_clock if what.endswith("redis") else self._wrong_clock,
+            "slow": self._slow_disk if what.startswith("disk") else self._bad_link,
             "full": self._disk_full,
         }
         return doing.get(verb, self._bad_link)(fault)
@@ -326,6 +327,29 @@ class Faults:
         self._stage.set_clock(fault.target, minutes * 60 * (1 if fault.planned.number % 2 else -1))
         yield
         self._stage.set_clock(fault.target, 0.0)
+
+    async def _wrong_redis_clock(self, fault: Fault) -> AsyncGenerator[None, None]:
+        """Shift a server's clock by less than requests have time."""
+        name = await self._redis_machine(fault)
+        seconds = 5.0 + 10.0 * fault.planned.dice
+        direction = 1 if fault.planned.number % 2 else -1
+        self._stage.machines.change(name, clock_seconds=direction * seconds)
+        yield
+        self._stage.machines.change(name)
+
+    async def _slow_disk(self, fault: Fault) -> AsyncGenerator[None, None]:
+        name = await self._redis_machine(fault)
+        self._stage.machines.change(name, disk_seconds=0.2 + fault.planned.dice)
+        yield
+        self._stage.machines.change(name)
+
+    async def _redis_machine(self, fault: Fault) -> str:
+        """Return the name of the Redis, or of one of the masters."""
+        if self._stage.nodes is None:
+            return "redis"
+        masters = await asyncio.to_thread(self._stage.nodes.masters)
+        fault.target = f"master {masters[int(fault.planned.dice * len(masters))]}"
+        return fault.target.removeprefix("master ")
 
     async def _disk_full(self, fault: Fault) -> AsyncGenerator[None, None]:
         workers = self._cluster.workers if fault.target == EVERYBODY else [fault.target]

@@ -68,6 +68,7 @@ def kinds(
     lease: float,
     is_long: bool,
     away: float = 1.0,
+    has_machines: bool = False,
     servers: Servers = "single",
     node_timeout: float = 0.0,
 ) -> list[Kind]:
@@ -77,6 +78,7 @@ def kinds(
         lease: in seconds.
         is_long: The run has time for faults that take a minute to recover from.
         away: Maximum seconds until a killed worker, router or edge is restarted.
+        has_machines: The clock and the disk of Redis can be changed.
         node_timeout: Seconds after which another node takes a master of a cluster, or under
         Sentinels, for failed.
     """
@@ -105,6 +107,11 @@ def kinds(
         Kind("wrong clock of router", routers, 2.0, 6.0),
         Kind("full disk", [EVERYBODY, *workers] if is_long else workers, 2.0, 4.0, core=True),
     ]
+    if has_machines:
+        found += [
+            Kind("wrong clock of redis", ["redis"], 2.0, 6.0),
+            Kind("slow disk of redis", ["redis"], 2.0, 6.0),
+        ]
     if servers != "single":
         found = [kind for kind in found if kind.name not in ("kill redis", "freeze redis")]
         found += NODE_SHARE * _node_kinds(servers, node_timeout)

@@ -20,6 +20,7 @@ from libs.queue.connection.acl import ROUTER, SCHEDULER
 from tests.chaos import machine, models
 from tests.chaos.links import Links
 from tests.chaos.plan import Servers
+from tests.chaos.redis_machine import RedisMachines
 from tests.chaos.up import Up
 from tests.support.cluster import Cluster, lasting_port
 from tests.support.redis_cluster import RedisCluster
@@ -50,6 +51,7 @@ class Stage:
     cluster: Cluster
     links: Links
     store: Path
+    machines: RedisMachines
     nodes: Nodes | None = None
     """The nodes of a cluster or under Sentinels; None: the mesh has one Redis."""
     stored: int = 0
@@ -135,15 +137,18 @@ async def running(
     """Everything started and reachable. `directory` holds logs, data and sockets, and sockets have
     short names: not too deep.
     """
+    machines = RedisMachines(directory)
     async with (
-        _nodes(directory / "nodes", servers) as nodes,
-        _running(directory, checkpoints, nodes) as stage,
+        _nodes(directory / "nodes", servers, machines) as nodes,
+        _running(directory, checkpoints, machines, nodes) as stage,
     ):
         yield stage
 
 
 @asynccontextmanager
-async def _nodes(directory: Path, servers: Servers) -> AsyncIterator[Nodes | None]:
+async def _nodes(
+    directory: Path, servers: Servers, machines: RedisMachines
+) -> AsyncIterator[Nodes | None]:
     """Start the nodes of a cluster or under Sentinels. They are durable, as docs/scaling.md
     recommends.
     """
@@ -156,6 +161,7 @@ async def _nodes(directory: Path, servers: Servers) -> AsyncIterator[Nodes | Non
         if servers == "cluster"
         else SentinelSet(replicas=1, down_ms=timeout_ms, is_durable=True)
     )
+    nodes.variables = lambda port: machines.variables(str(port))
     await asyncio.to_thread(nodes.__enter__)
     try:
         yield nodes
@@ -164,7 +170,9 @@ async def _nodes(directory: Path, servers: Servers) -> AsyncIterator[Nodes | Non
 
 
 @asynccontextmanager
-async def _running(directory: Path, checkpoints: Path, nodes: Nodes | None) -> AsyncIterator[Stage]:
+async def _running(
+    directory: Path, checkpoints: Path, machines: RedisMachines, nodes: Nodes | None
+) -> AsyncIterator[Stage]:
     redis_port = lasting_port()
     cluster = Cluster(
         directory,
@@ -181,7 +189,8 @@ async def _running(directory: Path, checkpoints: Path, nodes: Nodes | None) -> A
     )
     async with Links(_targets(cluster, None if nodes else redis_port)) as links:
         _connect(cluster, links, directory, checkpoints, nodes)
-        stage = Stage(directory, cluster, links, directory / "origin", nodes)
+        cluster.each["redis"] = machines.variables("redis")
+        stage = Stage(directory, cluster, links, directory / "origin", machines, nodes)
         for name in (*cluster.routers, *cluster.workers):
             stage.set_clock(name, 0.0)
         try:
@@ -203,7 +212,7 @@ async def running_up(directory: Path, checkpoints: Path) -> AsyncIterator[Stage]
     async with Links({"clients>router": up.address}) as links:
         try:
             await asyncio.to_thread(up.__enter__)
-            yield Stage(directory, up, links, directory / "origin")
+            yield Stage(directory, up, links, directory / "origin", RedisMachines(directory))
         except BaseException:
             up.end()
             raise

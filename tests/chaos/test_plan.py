@@ -18,7 +18,7 @@ NODE_TIMEOUT = 2.0
 
 
 def all_kinds(is_long: bool = True) -> list[Kind]:
-    return kinds(ROUTERS, WORKERS, SCHEDULERS, EDGES, lease=2.0, is_long=is_long)
+    return kinds(ROUTERS, WORKERS, SCHEDULERS, EDGES, lease=2.0, is_long=is_long, has_machines=True)
 
 
 def plan_of(seed: int, seconds: float = 600.0, per_minute: float = 30.0) -> list[Planned]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,8 @@ class RedisServers:
         """
         self.directory = directory
         self.ports = list(ports)
+        self.variables: Callable[[int], Mapping[str, str]] = lambda port: os.environ
+        """Returns the environment of the server at a port."""
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def client(self, port: int) -> Redis:

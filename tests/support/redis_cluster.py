@@ -187,7 +187,9 @@ class RedisCluster(RedisServers):
         command += ["--cluster-replica-validity-factor", "0"]
         command += ["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"]
         with (directory / "log").open("ab") as log:
-            self._processes[port] = subprocess.Popen(command, stdout=log, stderr=log)
+            self._processes[port] = subprocess.Popen(
+                command, stdout=log, stderr=log, env=self.variables(port)
+            )
         wait_until(lambda: self._answers(port), 120, f"the node at {port} to answer")
 
     def restore(self) -> None:

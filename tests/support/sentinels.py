@@ -209,7 +209,9 @@ class SentinelSet(RedisServers):
         config.write_text("\n".join(lines) + "\n")
 
     def _run(self, port: int, command: Sequence[str]) -> None:
-        self._processes[port] = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self._processes[port] = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, env=self.variables(port)
+        )
         wait_until(lambda: self._answers(port), 120, "a server to answer")
 
     def _is_whole(self) -> bool:
