@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
 from inspect import iscoroutinefunction, signature
 from types import ModuleType
@@ -22,7 +22,8 @@ from libs.queue.keys import LAYOUT, STREAMED_CHANNEL, Keys
 from libs.queue.queue_position import QueuePositions
 from libs.queue.rates import Rate, Rates, key_of
 from libs.versions import LAYOUT_VERSION
-from tests.queue import test_enqueue, test_leases, test_upkeep
+from tests.fleet import test_cards, test_lead, test_reader, test_registry
+from tests.queue import test_enqueue, test_leases, test_order, test_queue_position, test_upkeep
 from tests.queue.parts import DEAD, LANE, LEASE_MS, Clock, add, ids, job, lease, make_lanes
 from tests.support.redis_cluster import RedisCluster
 from tests.support.sentinels import FakeSentinel, TcpServer
@@ -117,23 +118,32 @@ async def eventually(attempt: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.05)
 
 
-def shared_tests(*modules: ModuleType) -> list[Callable[..., Awaitable[None]]]:
-    """Return the tests of these modules that need nothing but the lanes of two routers."""
+def shared_tests(
+    fixtures: Collection[str], *modules: ModuleType
+) -> list[Callable[..., Awaitable[None]]]:
+    """Return the tests of these modules that need nothing but these fixtures."""
     return [
         test
         for module in modules
         for name, test in vars(module).items()
         if name.startswith("test_")
         and iscoroutinefunction(test)
-        and signature(test).parameters.keys() <= {"lanes", "other", "redis", "clock"}
+        and signature(test).parameters.keys() <= set(fixtures)
         and "slots" not in name  # this module tests several slots itself
         and "ten_thousand" not in name  # slow, and the same
     ]
 
 
-@pytest.mark.parametrize(
-    "test", shared_tests(test_enqueue, test_leases, test_upkeep), ids=lambda test: test.__name__
+QUEUE_TESTS = shared_tests(
+    ("lanes", "other", "redis", "clock"),
+    *(test_enqueue, test_leases, test_order, test_queue_position, test_upkeep),
 )
+FLEET_TESTS = shared_tests(
+    ("fleet", "other", "redis"), test_cards, test_lead, test_reader, test_registry
+)
+
+
+@pytest.mark.parametrize("test", QUEUE_TESTS, ids=lambda test: test.__name__)
 async def test_queue_behaves_as_on_one_redis(
     test: Callable[..., Awaitable[None]], as_router: Redis, redis: Redis, clock: Clock
 ) -> None:
@@ -142,8 +152,21 @@ async def test_queue_behaves_as_on_one_redis(
     await test(**{name: given[name] for name in signature(test).parameters})
 
 
+@pytest.mark.parametrize("test", FLEET_TESTS, ids=lambda test: test.__name__)
+async def test_registry_behaves_as_on_one_redis(
+    test: Callable[..., Awaitable[None]], as_router: Redis, redis: Redis
+) -> None:
+    given: dict[str, object] = {
+        "fleet": Fleet(as_router),
+        "other": Fleet(as_router),
+        "redis": client_of(redis, "{fleet}"),
+    }
+    await test(**{name: given[name] for name in signature(test).parameters})
+
+
 def test_shared_tests_are_found() -> None:
-    assert len(shared_tests(test_enqueue, test_leases, test_upkeep)) > 30
+    assert len(QUEUE_TESTS) > 40
+    assert len(FLEET_TESTS) > 30
 
 
 async def test_lanes_of_all_masters_are_served_together(
