@@ -51,19 +51,21 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsNodes]:
     with ExitStack() as stack:
         proxies: list[TlsProxy] = []
         clients: list[SyncRedis] = []
-        ports = free_ports(MASTERS)
-        for port in ports:
+        ports = free_ports(2 * MASTERS)
+        for port, announced_port in zip(ports[:MASTERS], ports[MASTERS:], strict=True):
             arguments = ["--port", str(port), "--bind", "127.0.0.1", "--cluster-enabled", "yes"]
+            arguments += ["--cluster-announce-port", str(announced_port)]
+            arguments += ["--cluster-announce-bus-port", str(port + 10_000)]
             server = stack.enter_context(RedisServer(arguments=arguments))
             clients.append(SyncRedis(unix_socket_path=str(server.socket), protocol=2))
-            proxy = TlsProxy(server.socket, made.certificate, made.key, tls.ca)
-            proxies.append(stack.enter_context(proxy))
-        for number, (client, proxy) in enumerate(zip(clients, proxies, strict=True)):
+            files = (made.certificate, made.key, tls.ca)
+            proxies.append(
+                stack.enter_context(TlsProxy(server.socket, *files, port=announced_port))
+            )
+        for number, client in enumerate(clients):
             client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             bounds = [HASH_SLOTS * part // MASTERS for part in (number, number + 1)]
             client.execute_command("CLUSTER", "ADDSLOTS", *range(*bounds))
-            client.config_set("cluster-announce-port", proxy.port)
-            client.config_set("cluster-announce-bus-port", ports[number] + 10_000)
             client.execute_command("CLUSTER", "MEET", "127.0.0.1", ports[0])
         announced = {proxy.port for proxy in proxies}
         wait_until(
