@@ -36,6 +36,7 @@ TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
     "edge-jobs": ("network-policy", "edge", "edge-network-policy", "edge-batches-bucket"),
     "jwks": ("tls",),
     "redis-sentinel": ("tls",),
+    "redis-cluster": ("tls",),
 }
 """Components that need others listed before them."""
 EVERY: Final = (

@@ -77,6 +77,19 @@ ALONE: Final[Mapping[str, Values]] = {
         },
         **{role: {"settings": {"SHOAL_REDIS_SENTINEL_PASSWORD_FILE": ""}} for role in SERVERS},
     },
+    "redis-cluster": {
+        "redis": {
+            "external": {
+                **ON,
+                "urls": {
+                    role: f"rediss+cluster://shoal-{role}@redis.example:6379" for role in SERVERS
+                },
+                "mutualTls": True,
+                "namespaces": ["redis"],
+            }
+        },
+        **{role: {"settings": {"SHOAL_QUEUE_SLOTS": "64"}} for role in SERVERS},
+    },
 }
 """The names of components among the chart's values, and with those of TOGETHER, as k8s/ combines
 them.

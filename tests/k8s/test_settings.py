@@ -227,6 +227,7 @@ def test_every_variable_that_a_service_reads_is_set_somewhere_or_good_as_it_is(
         "components/jwks",
         "components/external-redis",
         "components/redis-sentinel",
+        "components/redis-cluster",
         *(f"overlays/{name}" for name in OVERLAYS),
         *CHARTS,
     ],

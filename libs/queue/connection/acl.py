@@ -18,7 +18,7 @@ from libs.queue.keys import FLEET_KEYS, LAYOUT, STREAMED_CHANNEL, WAKEUP_CHANNEL
 
 _BOTH: Final = (
     *("info", "ping", "select", "time"),
-    "cluster|slots",  # only on a cluster
+    *("asking", "cluster|slots"),  # only on a cluster
     "evalsha",
     *("subscribe", "unsubscribe", "publish"),
     *("del", "get", "pexpire", "set"),
@@ -26,6 +26,8 @@ _BOTH: Final = (
     *("zadd", "zcard", "zrange", "zrangebyscore", "zrem", "zremrangebyscore", "zscore"),
 )
 _ROUTER: Final = (
+    # Shard channels, on a cluster of Redis 7 or Valkey; Redis 6.2 does not know their commands.
+    "@pubsub",
     "script|load",
     *("exists", "hexists", "hincrby", "hkeys", "hlen", "hsetnx"),
     *("blpop", "lpop", "rpush", "xadd"),
@@ -39,7 +41,7 @@ class User:
 
     name: str
     commands: tuple[str, ...]
-    """In lower case, subcommands as `command|subcommand`."""
+    """In lower case, subcommands as `command|subcommand`, categories as `@category`."""
     keys: tuple[str, ...]
     """Key patterns."""
     channels: tuple[str, ...] = (WAKEUP_CHANNEL,)
