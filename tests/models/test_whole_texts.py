@@ -8,7 +8,7 @@ from tokenizers import Encoding, Tokenizer, models, pre_tokenizers, processors, 
 
 from libs.models.text.tokenising.cutting import Cutter
 from libs.models.text.tokenising.whole import MAX_WHOLE_BYTES, PIECE, rows_in_parts
-from libs.models.work import never_cancelled
+from libs.models.work import CancelCheck, never_cancelled
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\U0001f3fd"
 
@@ -37,8 +37,10 @@ class Joined:
         starts, ends: Of the tokens of the text.
     """
 
-    def __init__(self, cutter: Cutter, text: str) -> None:
-        parts = [*rows_in_parts(cutter, lambda _: (text, True), never_cancelled)]
+    def __init__(
+        self, cutter: Cutter, text: str, check_cancelled: CancelCheck = never_cancelled
+    ) -> None:
+        parts = [*rows_in_parts(cutter, lambda _: (text, True), check_cancelled)]
         self.ids = np.concatenate([part.ids for part in parts])
         self.own = np.concatenate([part.ids[part.first : part.end] for part in parts])
         self.starts = np.concatenate([part.starts[part.first : part.end] for part in parts])
@@ -136,9 +138,7 @@ def test_cancellation_is_checked_between_parts(tokenizer: Tokenizer) -> None:
             raise Cancelled
 
     with pytest.raises(Cancelled):
-        text = "~=" * MAX_WHOLE_BYTES
-        for _ in rows_in_parts(Cutter(tokenizer), lambda _: (text, True), check):
-            pass
+        Joined(Cutter(tokenizer), "~=" * MAX_WHOLE_BYTES, check)
 
 
 def test_pieces_before_an_endless_word_stay_as_they_were_returned(tokenizer: Tokenizer) -> None:
