@@ -2,10 +2,9 @@
 
 A PDF file of 300 pages and an HTML file of 5 MB, with the text of the documentation in Python's
 standard library, are sent to a mesh of one router and one worker. The model is all-MiniLM-L6-v2, or
-its first layers. Each file is sent by `encode_stream` and by `encode`, HTML in ranges of pages,
-since an item has at most 1 MiB of text. Reported are the seconds until the first chunk and until
-the last one, and the peak memory (VmHWM) of the router, of the worker, and of the process that
-reads the document.
+its first layers. Each file is one item, sent by `encode_stream` and by `encode`. Reported are the
+seconds until the first chunk and until the last one, and the peak memory (VmHWM) of the router, of
+the worker, and of the process that reads the document.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ PAGES: Final = 300
 LINES: Final = 23
 LINE_CHARACTERS: Final = 130
 HTML_BYTES: Final = 5_000_000
-ITEM_PAGES: Final = 3
-"""Pages of HTML in an item: one has at most 256 KiB, and an item 1 MiB."""
 CHUNK_TOKENS: Final = 200
 MIB: Final = 1 << 20
 
@@ -149,19 +146,6 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def ranges(data: bytes) -> list[Item]:
-    """Return a file as items of as many pages as surely fit into one."""
-    from libs.documents.layer import read_text_layer
-
-    if data.startswith(b"%PDF"):
-        return [shoal.Document(data)]
-    pages, _ = read_text_layer(data, 1, 1)
-    return [
-        shoal.Document(data, first, min(first + ITEM_PAGES - 1, pages))
-        for first in range(1, pages + 1, ITEM_PAGES)
-    ]
-
-
 def measure(
     client: shoal.Client,
     name: str,
@@ -222,7 +206,7 @@ def main(
                 for _ in range(rounds):
                     for name, data in files.items():
                         label = f"{name} ({len(data):,} bytes)"
-                        for one in measure(client, label, ranges(data), pids, chunking):
+                        for one in measure(client, label, [shoal.Document(data)], pids, chunking):
                             print(one, file=sys.stderr, flush=True)
                             found.append(one)
     show(found)
