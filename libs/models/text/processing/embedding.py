@@ -356,7 +356,7 @@ class EmbeddingProcessor:
                 check_total(work, job.chunks, index)
                 job.extend(is_whole=is_whole)
                 _check_late_pooled(work, job.tokens, index)
-                if not is_whole and job.is_due:
+                if not is_whole and job.is_due():
                     yield job.prepared()
         yield job.prepared()
 

@@ -200,9 +200,8 @@ class GrowingLateJob:
         """Return the chunks of all texts that are known."""
         return self._first + (0 if self._growing is None else len(self._growing.spans))
 
-    @property
     def is_due(self) -> bool:
-        """Return whether the job has grown enough to be passed on."""
+        """Return whether the job has grown enough since it was passed on."""
         return self._growth.is_due(len(self._sequences))
 
     def begin_text(self, windows: GrowingWindows) -> None:
