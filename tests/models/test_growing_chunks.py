@@ -50,10 +50,10 @@ def late_interaction(tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
     "chunking",
     [
         Chunking(max_tokens=10, return_text=True),
-        Chunking("tokens", max_tokens=10, overlap=3, return_text=True),
+        Chunking("tokens", max_tokens=30, overlap=6, return_text=True),
         Chunking(max_tokens=10, late=True, return_text=True),
         Chunking("markdown", max_tokens=90, overlap=20, late=True, return_text=True),
-        Chunking("tokens", max_tokens=10, overlap=3, late=True, return_text=True),
+        Chunking("tokens", max_tokens=30, overlap=6, late=True, return_text=True),
     ],
     ids=str,
 )
