@@ -261,10 +261,10 @@ class _Opening:
         for page in pages:
             self._go_on()
             found.add(page.number, page.text(part.field))
-            if found.size > limits.CHUNKED_BYTES:
+            if found.size > limits.DIVIDED_BYTES:
                 raise InvalidInput(
                     f"the pages up to page {page.number:,} have more than "
-                    f"{limits.CHUNKED_BYTES:,} bytes of text: request fewer pages",
+                    f"{limits.DIVIDED_BYTES:,} bytes of text: request fewer pages",
                     field=part.field,
                 )
             if found.size > left.bytes:

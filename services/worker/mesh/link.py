@@ -207,11 +207,11 @@ class Link:
             else:
                 return response.accepted
 
-    async def send_texts(self, request: worker_pb2.WrittenRequest) -> None:
+    async def send_texts(self, request: worker_pb2.WrittenRequest) -> worker_pb2.WrittenResponse:
         """Send texts on the stream of the current router. Raises NoCapacity on failure."""
         address = self._addresses[self._current]
         try:
-            await self._send(address, _WRITTEN, request, COMPLETE_SECONDS)
+            return await self._send(address, _WRITTEN, request, COMPLETE_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise NoCapacity(f"{address}: {error.code().name} {error.details()}") from error
 

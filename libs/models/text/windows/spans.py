@@ -8,7 +8,7 @@ from typing import Final
 
 from libs.errors import InvalidInput
 from libs.models.interface.work import CancelCheck, Span
-from libs.models.text.processing.chunking.dividing import by_tokens
+from libs.models.text.processing.chunking.token_chunks import by_tokens
 from libs.models.text.tokenising.text import TextProcessor
 
 MAX_WINDOWS: Final = 2048

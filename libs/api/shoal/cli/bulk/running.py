@@ -210,6 +210,7 @@ def print_state(where: Place, manifest: Manifest, *, as_json: bool = False) -> N
         "input": _input(manifest),
         "rows": f"{done} in {counted(len(manifest.parts), 'part')}",
         "failed": f"{manifest.failed:,}" if manifest.failed else "",
+        "cut": f"{manifest.truncated:,}" if manifest.truncated else "",
         "tokens": f"{manifest.tokens:,}",
         "cost": cost_line(manifest.cost, _whole_cost(manifest, state)) if manifest.cost else "",
         "embedding id": manifest.embedding_id,
