@@ -3,9 +3,9 @@ ColQwen2 (2407.01449) based on them.
 
 Towers have positions in two dimensions and merge squares of patches to rows; Qwen2 or Qwen3 has
 positions in three (M-RoPE). Qwen2.5's tower has windows in most layers. Qwen3's also has mergers
-after some layers (DeepStack). Two wrappers of Qwen3-VL with code in their repositories are
-supported: TomoroAI's ColQwen3 (a projection), and NVIDIA's Nemotron ColEmbed V2 (arXiv 2602.03992;
-bidirectional, no projection).
+after some layers (DeepStack). Three wrappers with code in their repositories are supported:
+TomoroAI's ColQwen3 (a projection), NVIDIA's Nemotron ColEmbed V2 (arXiv 2602.03992; bidirectional,
+no projection), and Jina's reranker m0 (Qwen2-VL and two layers that score the last token).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from libs.errors import ModelBroken
+from libs.kinds.vision_language.card import is_jina_reranker
 from libs.models.head import ModelHead
 from libs.models.images.patches import PatchSpec
 from libs.models.images.vlm.blocks import BlockSpec
@@ -26,6 +27,7 @@ from libs.models.images.vlm.families.family import Files, State, VisionLanguageS
 from libs.models.images.vlm.heads import (
     Use,
     answers,
+    judged,
     last_state,
     states_of_tokens,
     vectors_of_tokens,
@@ -64,6 +66,7 @@ NAMES = {
     "lm_head.": "head.words.",
     "embedding_proj_layer.": "head.projection.",
     "custom_text_proj.": "head.projection.",
+    "score.": "head.score.",
 }
 
 TOWER: dict[str, Rule] = {
@@ -91,7 +94,12 @@ CONNECTOR: dict[str, HeadRule] = {
     "deep.{}.linear_fc2": Maybe("deep.{}.down"),
 }
 
-HEADS: dict[str, HeadRule] = {"projection": Maybe("projection"), "words": InFile("words")}
+HEADS: dict[str, HeadRule] = {
+    "projection": Maybe("projection"),
+    "words": InFile("words"),
+    "score.0": Maybe("score.0"),
+    "score.2": Maybe("score.2"),
+}
 
 _TOMORO, _NEMOTRON = "colqwen3", "qwen3_vl_nemotron_embed"
 _MAX_TOKENS = 1280  # of a TomoroAI image: fixed in its code, whatever its files contain
@@ -106,6 +114,9 @@ _JUDGED = (
     "provided. "
     'Note that the answer can only be "yes" or "no".'
 )
+_JINA_BIAS = 2.65  # of the logit, in the code of jina-reranker-m0
+_JINA_END = 100  # the id of the token that its scores are read from
+_JINA_PIXELS = (3136, 602_112)  # of an image, fixed in its code, whatever its files contain
 _AUGMENTED = 10  # padding tokens after a query, which the model attends to and returns vectors for
 
 
@@ -125,6 +136,9 @@ def spec(files: Files) -> VisionLanguageSpec:
     image_converter = SmartResize.from_config(files.images, block.patches, block.side, plain=is_hf)
     if files.config.text("model_type") == _TOMORO:
         image_converter = replace(image_converter, most=_MAX_TOKENS * image_converter.square**2)
+    if is_jina_reranker(files.config.values):
+        least, most = _JINA_PIXELS
+        image_converter = replace(image_converter, least=least, most=most)
     return VisionLanguageSpec(
         text={**_text(texts, kind), **({"is_causal": False} if named == _NEMOTRON else {})},
         encoder=encoder,
@@ -133,11 +147,18 @@ def spec(files: Files) -> VisionLanguageSpec:
         connector=partial(_mergers, encoder.hidden * block.side**2, width, taps),
         heads=_heads(files),
         image_converter=image_converter,
-        prompts=_conversation(files.use, kind)
-        if files.use in ("dense", "score")
-        else _prompts(files, is_hf),
+        prompts=_used_prompts(files, kind, is_hf),
         mark=MARK,
     )
+
+
+def _used_prompts(files: Files, kind: str, is_hf: bool) -> Prompts:
+    if files.use == "score" and is_jina_reranker(files.config.values):
+        pair = Pair("\n**Query**:\n", "**Document**:\n", "", document_first=True)
+        return Prompts(Frame(), Frame(), Frame(), pair=pair, last=_JINA_END)
+    if files.use in ("dense", "score"):
+        return _conversation(files.use, kind)
+    return _prompts(files, is_hf)
 
 
 def _text(texts: Config, kind: str) -> Mapping[str, object]:
@@ -255,6 +276,8 @@ def _heads(files: Files) -> Callable[[State, PackedEncoder], Mapping[str, ModelH
         return (
             states_of_tokens if files.config.text("model_type") == _NEMOTRON else vectors_of_tokens
         )
+    if is_jina_reranker(files.config.values):
+        return partial(judged, _JINA_BIAS)
     yes, no = (files.tokenizer.token_to_id(answer) for answer in ("yes", "no"))
     if yes is None or no is None:
         raise ModelBroken('tokenizer.json: "yes" and "no" must be one token each')
