@@ -64,7 +64,7 @@ def test_model_that_is_not_served_has_an_alternative() -> None:
 
 def test_published_model_that_is_not_served_is_refused_without_a_card(tmp_path: Path) -> None:
     for model in ("jinaai/jina-reranker-v3", "jinaai/jina-reranker-v3@main"):
-        with pytest.raises(ModelBroken, match="not served: .*Use jinaai/jina-reranker-m0"):
+        with pytest.raises(ModelBroken, match=r"not served: .*Use jinaai/jina-reranker-m0"):
             read_catalog().refuse_unserved(model)
     for model in ("jinaai/jina-embeddings-v3", "tencent/R3-rerank-0.6b", "some/model"):
         read_catalog().refuse_unserved(model)
