@@ -810,8 +810,8 @@ def test_classifier_without_pair_template_reads_plain_pairs(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("kind", "architecture"),
     [
-        ("qwen3_5_text", "Qwen3_5ForCausalLM"),
-        ("lfm2", "Lfm2ForCausalLM"),
+        ("qwen3_next", "Qwen3NextForCausalLM"),
+        ("lfm2_moe", "Lfm2MoeForCausalLM"),
         ("olmo2", "Olmo2ForCausalLM"),
         ("pegasus", "PegasusForConditionalGeneration"),
     ],

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,8 @@ class Reference:
         return float(self.score(hidden[:, -1])) - LOGIT_BIAS
 
 
-@pytest.fixture(scope="module")
-def reference() -> Reference:
+@cache
+def jina_reranker() -> Reference:
     model = small("qwen2_vl").model.model
     width = model.config.text_config.hidden_size
     score = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
@@ -84,6 +85,11 @@ def reference() -> Reference:
         patch_size=4, size={"shortest_edge": 3136, "longest_edge": 602_112}
     )
     return Reference(model, score, small("qwen2_vl").processor.tokenizer, images)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return jina_reranker()
 
 
 @pytest.fixture(scope="module")
