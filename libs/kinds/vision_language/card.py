@@ -30,7 +30,7 @@ from libs.kinds.kind import Kind, Place
 
 MODEL_TYPES: Final = (
     "colpali", "idefics3", "smolvlm", "modernvbert", "colmodernvbert", "qwen2_vl", "qwen2_5_vl",
-    "qwen3_vl", "colqwen2", "colqwen3",
+    "qwen3_vl", "qwen3_5", "colqwen2", "colqwen3",
     "qwen3_vl_nemotron_embed", "glm_ocr", "lighton_ocr", "paddleocr_vl",
 )  # fmt: skip
 

@@ -1,9 +1,10 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL for retrieval (arXiv 2409.12191, 2502.13923, 2511.21631), and
-ColQwen2 (2407.01449) based on them.
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL (arXiv 2409.12191, 2502.13923, 2511.21631) and Qwen3.5 for
+retrieval, and ColQwen2 (2407.01449) based on them.
 
 Towers have positions in two dimensions and merge squares of patches to rows; Qwen2 or Qwen3 has
 positions in three (M-RoPE). Qwen2.5's tower has windows in most layers. Qwen3's also has mergers
-after some layers (DeepStack). Three wrappers with code in their repositories are supported:
+after some layers (DeepStack). Qwen3.5 has Qwen3's tower without these, and gated delta nets in most
+layers of its text encoder. Three wrappers with code in their repositories are supported:
 TomoroAI's ColQwen3 (a projection), NVIDIA's Nemotron ColEmbed V2 (arXiv 2602.03992; bidirectional,
 no projection), and Jina's reranker m0 (Qwen2-VL and two layers that score the last token).
 """
@@ -44,6 +45,7 @@ MODEL_TYPES = (
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
+    "qwen3_5",
     "colqwen2",
     "colqwen3",
     "qwen3_vl_nemotron_embed",
@@ -63,6 +65,7 @@ NAMES = {
     "embed_tokens.": "text.embed_tokens.",
     "layers.": "text.layers.",
     "norm.": "text.norm.",
+    "mtp.": "text.mtp.",
     "lm_head.": "head.words.",
     "embedding_proj_layer.": "head.projection.",
     "custom_text_proj.": "head.projection.",
@@ -104,7 +107,14 @@ HEADS: dict[str, HeadRule] = {
 _TOMORO, _NEMOTRON = "colqwen3", "qwen3_vl_nemotron_embed"
 _MAX_TOKENS = 1280  # of a TomoroAI image: fixed in its code, whatever its files contain
 _EPS = 1e-6
-_SECTIONS = {"qwen2_vl": (16, 24, 24), "qwen2_5_vl": (16, 24, 24), "qwen3_vl": (24, 20, 20)}
+_SECTIONS = {
+    "qwen2_vl": (16, 24, 24),
+    "qwen2_5_vl": (16, 24, 24),
+    "qwen3_vl": (24, 20, 20),
+    "qwen3_5": (11, 11, 10),
+}
+_TEXTS = {"qwen3_vl": "qwen3", "qwen3_5": "qwen3_5_text"}
+"""The model_type of the text encoder, "qwen2" for others; these have the third tower."""
 _IMAGE = f"<|vision_start|>{MARK}<|vision_end|>"
 _INSTRUCTION = f"<|im_start|>user\n{_IMAGE}Describe the image.<|im_end|><|endoftext|>"
 _INSTRUCTION_END = "<|im_end|><|endoftext|>"
@@ -162,7 +172,7 @@ def _used_prompts(files: Files, kind: str, is_hf: bool) -> Prompts:
 
 
 def _text(texts: Config, kind: str) -> Mapping[str, object]:
-    """Convert to the config.json of Qwen2 or Qwen3, with default sections of M-RoPE if the files
+    """Convert to the config.json of the text encoder, with default sections of M-RoPE if the files
     omit them.
     """
     old = texts.has("rope_scaling")
@@ -170,14 +180,14 @@ def _text(texts: Config, kind: str) -> Mapping[str, object]:
         "mrope_section": list(_SECTIONS[kind]),
         **texts.part("rope_scaling" if old else "rope_parameters").values,
     }
-    rope["mrope_interleaved"] = kind == "qwen3_vl"
+    rope["mrope_interleaved"] = kind in _TEXTS
     values = {
         key: value
         for key, value in texts.values.items()
         if key not in ("rope_scaling", "rope_parameters")
     }
     return values | {
-        "model_type": "qwen3" if kind == "qwen3_vl" else "qwen2",
+        "model_type": _TEXTS.get(kind, "qwen2"),
         "rope_parameters": rope,
     }
 
@@ -186,7 +196,7 @@ def _tower(config: Config, kind: str) -> tuple[EncoderSpec, BlockSpec, tuple[int
     """Return the encoder, its patches, and the layers followed by mergers."""
     config.require("in_channels", 3)
     config.require("in_chans", 3)
-    first, second, third = kind == "qwen2_vl", kind == "qwen2_5_vl", kind == "qwen3_vl"
+    first, second, third = kind == "qwen2_vl", kind == "qwen2_5_vl", kind in _TEXTS
     hidden = config.size("embed_dim" if first else "hidden_size", 1152 if third else 1280)
     heads = config.head_count("num_heads", hidden, 16)
     size = hidden // heads
@@ -234,7 +244,8 @@ def _tower(config: Config, kind: str) -> tuple[EncoderSpec, BlockSpec, tuple[int
     table = round(config.size("num_position_embeddings", 2304) ** 0.5) if third else 0
     patches = PatchSpec(hidden, patch, (0, 0), class_token=False, bias=third, resampled=True)
     block = BlockSpec(patches, side, window, config.size("temporal_patch_size", 2), table)
-    taps = _numbers(config, "deepstack_visual_indexes", (8, 16, 24)) if third else ()
+    deep = kind == "qwen3_vl"
+    taps = _numbers(config, "deepstack_visual_indexes", (8, 16, 24)) if deep else ()
     return replace(plain, norm_kind="rms", gated=True) if second else plain, block, taps
 
 
@@ -296,7 +307,7 @@ def _conversation(use: Use, kind: str) -> Prompts:
         return Prompts(
             frame, frame, frame, instruction="Retrieve relevant documents for the query.", pair=pair
         )
-    usual = "Represent the user's input." if kind == "qwen3_vl" else "You are a helpful assistant."
+    usual = "Represent the user's input." if kind in _TEXTS else "You are a helpful assistant."
     return Prompts(frame, frame, frame, instruction=usual)
 
 
