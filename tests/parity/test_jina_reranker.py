@@ -139,15 +139,19 @@ def test_pairs_score_as_by_the_published_code(reference: Reference, model: Packe
 
 def test_only_the_document_of_a_long_pair_is_cut(reference: Reference, model: PackedModel) -> None:
     """The query follows the document, and remains."""
-    word = "licence "
-    count = len(reference.tokenizer(word * 100)["input_ids"])
-    per_word = count // 100
-    assert count == 100 * per_word
-    framed = len(reference.tokenizer(f"**Document**:\n\n**Query**:\n{QUERY}")["input_ids"]) + 1
-    most = (model.card.max_tokens - framed) // per_word
-    [found] = scores(model, QUERY, [word * (most + 50)], scale="logit")
-    near = [reference.logit(QUERY, word * (most - less)) for less in range(3)]
-    assert min(abs(found - one) for one in near) < 1e-3 < abs(found - reference.logit("", word))
+
+    def tokens(words: int) -> int:
+        text = f"**Document**:\n{document(words)}\n**Query**:\n{QUERY}"
+        return len(reference.tokenizer(text)["input_ids"]) + 1
+
+    def document(words: int) -> str:
+        return " ".join(["a"] * words)
+
+    fitting = model.card.max_tokens - tokens(1) + 1
+    assert tokens(fitting) == model.card.max_tokens, "a word is a token"
+    [found] = scores(model, QUERY, [document(fitting + 50)], scale="logit")
+    assert found == pytest.approx(reference.logit(QUERY, document(fitting)), abs=1e-4)
+    assert abs(found - reference.logit("", document(fitting))) > 1e-2
 
 
 def test_card_scores_pairs_of_texts_and_images(directory: Path, model: PackedModel) -> None:
