@@ -257,7 +257,7 @@ def test_qwen3_vl_judges_texts_and_pages(client: shoal.Client, carded: None) -> 
 
 def test_jina_reranker_ranks_texts_and_pages(client: shoal.Client, carded: None) -> None:
     del carded
-    documents = [FILES[1], "a page", FILES[5]]
+    documents: list[str | bytes] = [FILES[1], "a page", FILES[5]]
     found = client.score(RANKS, QUERIES[0], documents, scale="logit", timeout=120)
     wanted = [jina_reranker().logit(QUERIES[0], one) for one in documents]
     assert list(found.scores) == pytest.approx(wanted, rel=1e-5, abs=1e-5)

@@ -58,10 +58,10 @@ class Chunks:
         places = (first[number] + np.repeat(rank, sizes)) * CHUNK + offset
         rows = np.full(first[-1] * CHUNK, len(positions), dtype=np.int64)
         rows[places] = np.arange(len(positions))
-        tensors = (
+        rows_, places_, ranks, order = (
             to_device(each, device, np.int64) for each in (rows, places, rank, np.argsort(rank))
         )
-        return Chunks(*tensors, tuple(counts))
+        return Chunks(rows_, places_, ranks, order, tuple(counts))
 
 
 def delta_rule(
