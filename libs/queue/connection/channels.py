@@ -47,7 +47,7 @@ class Channels:
             if self._may_have_shards:
                 try:
                     client = client_of(self._redis, channel)
-                    await client.execute_command("SPUBLISH", channel, message)
+                    await client.execute_command("SPUBLISH", channel, message)  # type: ignore[no-untyped-call]
                     return
                 except ResponseError as error:
                     if not _is_refused(error):

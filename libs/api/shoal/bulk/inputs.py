@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final, Protocol
 
 from shoal.bulk.failures import JobError, StorageError
-from shoal.bulk.matching import DELIMITERS, format_of
+from shoal.bulk.matching import DELIMITERS, InputFormat, format_of
 from shoal.bulk.places import opened
 from shoal.bulk.spec import InputFile, InputVersion, Recipe
 
@@ -76,9 +76,12 @@ class Source(Protocol):
 
 def source_of(version: InputVersion, recipe: Recipe) -> Source:
     """Open an input by the suffix of its files. Raises JobError."""
-    kinds = {"Parquet": ParquetSource, "JSON lines": LineSource, "CSV": TableSource}
-    source: Source = kinds[format_of(version.files[0].uri)](version.files, recipe)
-    return source
+    kinds: dict[InputFormat, Callable[[Sequence[InputFile], Recipe], Source]] = {
+        "Parquet": ParquetSource,
+        "JSON lines": LineSource,
+        "CSV": TableSource,
+    }
+    return kinds[format_of(version.files[0].uri)](version.files, recipe)
 
 
 class _ReadFiles:

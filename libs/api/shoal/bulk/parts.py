@@ -239,10 +239,11 @@ def read_content(data: bytes, suffix: str) -> Content:
             lines = list(read_lines(data))
             return Content(data, len(lines), sum(ERROR in line for line in lines), 0)
         noted = parquet.ParquetFile(pyarrow.BufferReader(data)).metadata.metadata or {}
-        counts = [int(noted[f"shoal.{key}".encode()]) for key in _COUNTS]
+        rows, failed, tokens, truncated = (int(noted[f"shoal.{key}".encode()]) for key in _COUNTS)
     except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
         raise JobError(f"a part cannot be read: {error}") from error
-    return Content(data, *counts, noted.get(b"shoal.embedding_id", b"").decode())
+    identity = noted.get(b"shoal.embedding_id", b"").decode()
+    return Content(data, rows, failed, tokens, truncated, identity)
 
 
 _COUNTS: Final = ("rows", "failed", "tokens", "truncated")
