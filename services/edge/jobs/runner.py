@@ -48,7 +48,7 @@ _REQUESTS: Final = {CANCEL: "cancel", PAUSE: "pause"}
 
 
 class Mesh:
-    """How the process reaches the routers."""
+    """The connection of the process to the routers."""
 
     def __init__(self, routers: tuple[str, ...], tls: Tls | None) -> None:
         self.routers, self.tls = routers, tls
