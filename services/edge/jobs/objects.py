@@ -66,7 +66,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
 
     @property
     def is_ended(self) -> bool:
-        """Whether no edge runs the job until a client resumes it."""
+        """Return whether no edge runs the job until a client resumes it."""
         return self.status in STOPPED
 
     @property

@@ -1,7 +1,7 @@
 """Checks the locations that clients name for jobs: they must be below one of the operator's roots.
 
-Clients have no other way to name files of the edge's machine or of its object stores, whose
-credentials are the edge's.
+Clients have no other way to name files of the edge's machine, or of object stores that the edge has
+credentials for.
 """
 
 from __future__ import annotations

@@ -325,7 +325,7 @@ def version_of(uri: str) -> InputFile:
 
 
 def kind_of(uri: str) -> str:
-    """Return `file` or `directory` for what an object store has under a URL; empty for neither.
+    """Return whether a URL of an object store is a `file` or a `directory`; empty for neither.
     Raises StorageError.
     """
     try:
