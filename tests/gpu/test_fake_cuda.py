@@ -1,21 +1,19 @@
-"""The CUDA path of every kind of model, computed on a device that is simulated on the CPU.
+"""The CUDA path of models, computed on a device that is simulated on the CPU.
 
-The tests that compare models with their references run again with each model on the device:
-encoders with all heads, adapters, image towers, detectors, generative models and readers. An
-operator on tensors of two devices, or a kernel that receives host memory, fails there as on a GPU.
+An operator on tensors of two devices, or a kernel that receives host memory, fails there as on a
+GPU. `pytest -p tests.support.fake_cuda` runs any test with its models on the device.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 pytest.importorskip("triton")
 
@@ -24,13 +22,32 @@ from libs.kernels.layout import Layout, upload
 from libs.kernels.rows.norms import rms_norm
 from libs.kernels.rows.segments import reduce
 from libs.kinds.writer import model as writers
-from libs.models import Unfinished
+from libs.models import (
+    ClassifyWork,
+    EncodeWork,
+    EntitiesWork,
+    PackedModel,
+    Unfinished,
+    Work,
+    load_model,
+)
+from libs.models.images.loading import load_images
 from libs.models.source import Source
 from libs.models.work import TextWork
 from tests.generation.served import write as write_served
-from tests.support.fake_cuda import DEVICE, FakeCuda, FakeCudaTensor, fake_cuda
+from tests.models.test_pending import arrays
+from tests.parity import image_models
+from tests.parity.adapters import write_random_adapter
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.parity.gliner_models import make_reference
+from tests.parity.test_image_models import images_of, vectors
+from tests.support.fake_cuda import DEVICE, FakeCuda, FakeCudaQueue, FakeCudaTensor, fake_cuda
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+CPU: Final = torch.device("cpu")
+TEXTS: Final = ["a text of some words", "another one", "x"]
 
 
 def on_device(*shape: int) -> torch.Tensor:
@@ -126,20 +143,74 @@ def test_kernels_of_decode_steps_are_compiled_by_the_load(tmp_path: Path) -> Non
         assert used <= compiled
 
 
-TESTS: Final = ("tests/parity/test_heads.py",)
+def written(kind: str, directory: Path) -> tuple[Path, list[Work]]:
+    """Write a checkpoint, and return jobs for it."""
+    if kind == "entities":
+        found = make_reference(directory, {}).directory
+        return found, [EntitiesWork(TEXTS, labels=("person", "city"))]
+    if kind == "labels":
+        found = write_checkpoint("bert", directory, head="token_classification", labels=("O", "B"))
+        return found, [EntitiesWork(TEXTS)]
+    if kind == "classes":
+        labels = ("good", "bad")
+        found = write_checkpoint(
+            "deberta-v2", directory, head="sequence_classification", labels=labels
+        )
+        return found, [ClassifyWork(TEXTS)]
+    return write_checkpoint(kind, directory, sentence=SentenceFiles()), [EncodeWork(TEXTS)]
 
 
-@pytest.mark.parametrize("path", TESTS)
-def test_models_equal_their_references_on_the_device(path: str) -> None:
-    command = [
-        sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.support.fake_cuda",
-        "-p", "no:cacheprovider", "-p", "no:randomly", path,
-    ]  # fmt: skip
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
-    }
-    done = subprocess.run(
-        command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-5000:]
+def outputs(model: PackedModel, works: list[Work]) -> list[NDArray[np.generic]]:
+    return arrays([one for work in works for one in model.forward_all(model.prepare(work))])
+
+
+def assert_close(found: list[NDArray[np.generic]], wanted: list[NDArray[np.generic]]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(
+            np.asarray(one, np.float32), np.asarray(other, np.float32), rtol=1e-3, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("kind", ["bert", "qwen3", "classes", "labels", "entities"])
+def test_models_give_the_same_as_on_a_cpu(kind: str, tmp_path: Path) -> None:
+    """From the load to the outputs. The host waits only where it reads them."""
+    directory, works = written(kind, tmp_path)
+    wanted = outputs(load_model(directory, "org/m", CPU, torch.float32), works)
+    with fake_cuda():
+        model = load_model(directory, "org/m", DEVICE, torch.float32)
+        assert isinstance(model.queue, FakeCudaQueue)
+        found = outputs(model, works)
+        assert model.queue.waits.total() == 0
+    assert_close(found, wanted)
+
+
+def test_batch_with_adapters_gives_the_same_as_on_a_cpu(tmp_path: Path) -> None:
+    """Three adapters in a batch are two products with masks, which a CPU does not take."""
+    directory = write_checkpoint("bert", tmp_path / "base", sentence=SentenceFiles())
+    names = ["", "a", "b", "c"]
+    for seed, name in enumerate(names[1:]):
+        write_random_adapter("bert", tmp_path / name, seed=seed, r=2, target_modules=["query"])
+
+    def adapted(device: torch.device) -> list[NDArray[np.generic]]:
+        model = load_model(directory, "org/m", device, torch.float32)
+        for name in names[1:]:
+            model.add_adapter(name, tmp_path / name)
+        plain = model.prepare(EncodeWork(["one two", "three", "four five", "six"])).sequences
+        own = [replace(one, adapter=name) for one, name in zip(plain, names, strict=True)]
+        return arrays(model.forward("dense", own))
+
+    wanted = adapted(CPU)
+    with fake_cuda():
+        found = adapted(DEVICE)
+    assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("kind", ["clip", "dinov2", "siglip"])
+def test_images_give_the_same_as_on_a_cpu(kind: str, tmp_path: Path) -> None:
+    image_models.write_checkpoint(kind, tmp_path)
+    model = load_images(tmp_path, dtype=torch.float32, device=CPU)
+    wanted = vectors(model, "image", images_of(model))
+    with fake_cuda():
+        model = load_images(tmp_path, dtype=torch.float32, device=DEVICE)
+        found = vectors(model, "image", images_of(model)).cpu()
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)

@@ -50,22 +50,24 @@ class FakeCudaTensor(torch.Tensor):
     """
 
     host: Tensor
-    device = property(lambda self: DEVICE)  # type: ignore[assignment]
-    is_cuda = property(lambda self: True)  # type: ignore[assignment]
-    is_meta = property(lambda self: False)  # type: ignore[assignment]
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    device = property(lambda self: DEVICE)
+    is_cuda = property(lambda self: True)
+    is_meta = property(lambda self: False)
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls: type[FakeCudaTensor], host: Tensor) -> FakeCudaTensor:
-        made: FakeCudaTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls,
-            host.size(),
-            strides=host.stride(),
-            storage_offset=host.storage_offset(),
-            dtype=host.dtype,
-            device="meta",
-            requires_grad=False,
-        )
+        # Always a tensor of the same kind: a view of a weight is not made in inference mode.
+        with torch.inference_mode(False):
+            made: FakeCudaTensor = torch.Tensor._make_wrapper_subclass(
+                cls,
+                host.size(),
+                strides=host.stride(),
+                storage_offset=host.storage_offset(),
+                dtype=host.dtype,
+                device=torch.device("meta"),
+                requires_grad=False,
+            )
         made.host = host
         return made
 
@@ -89,11 +91,13 @@ class FakeCudaTensor(torch.Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy")
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, **named: Any) -> str:  # type: ignore[override]
         return f"FakeCudaTensor({self.host})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise RuntimeError(f"{func} is called outside of the fake CUDA device")
 
 
@@ -259,14 +263,15 @@ def _flash(
             seen = torch.ones(own, keys, dtype=torch.bool)
             seen &= (distance >= -sides[0]) if sides[0] >= 0 else True
             seen &= (distance <= sides[1]) if sides[1] >= 0 else True
+            repeats = q.shape[1] // k.shape[1]
+            own_keys, own_values = (
+                one[first_k:last_k].transpose(0, 1).repeat_interleave(repeats, 0)
+                for one in (host_k, host_v)
+            )
             mixed = F.scaled_dot_product_attention(
                 host_q[first_q:last_q].transpose(0, 1),
-                *(
-                    one[first_k:last_k]
-                    .transpose(0, 1)
-                    .repeat_interleave(q.shape[1] // k.shape[1], 0)
-                    for one in (host_k, host_v)
-                ),
+                own_keys,
+                own_values,
                 attn_mask=seen,
                 scale=scale,
             )
@@ -349,8 +354,9 @@ def fake_cuda(*, computes: bool = True) -> Iterator[FakeCuda]:
             (packed_model, "cuda_queue", lambda _: FakeCudaQueue(device)),
             (packed_model, "Arena", FakeArena),
             (generation, "Arena", FakeArena),
-            # `Module.to` makes new parameters: one of another class cannot take the place of its data.
+            # `Module.to` makes new parameters: a tensor of another class cannot be their data.
             (torch.__future__, "get_overwrite_module_params_on_conversion", lambda: True),
+            (torch.backends.cudnn, "is_acceptable", lambda _: False),
             (tiers, "_stream", lambda _: None),
             (torch.cuda, "stream", lambda _: nullcontext()),
             (
@@ -372,7 +378,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     begun = Source.__init__
 
     def on_device(self: Source, *args: Any, **named: Any) -> None:
-        begun(self, *(DEVICE if isinstance(one, torch.device) else one for one in args), **named)
+        moved: list[Any] = [DEVICE if isinstance(one, torch.device) else one for one in args]
+        begun(self, *moved, **named)
 
     with fake_cuda(), mock.patch.object(Source, "__init__", on_device):
         yield

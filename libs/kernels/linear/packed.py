@@ -113,8 +113,8 @@ class PackedLinear(nn.Module):
         Returns None where that is not possible: on a device other than CUDA, where cuBLAS has this
         GELU, without a bias, and with adapters.
         """
-        is_plain = self.bias is not None and self.delta is None and self.weight.dtype == x.dtype
-        if not (is_plain and _has_gelu_product(x)):
+        is_plain = self.delta is None and self.weight.dtype == x.dtype
+        if self.bias is None or not is_plain or not _has_gelu_product(x):
             return None
         return torch._addmm_activation(self.bias, x, self.weight.T, use_gelu=True)
 
