@@ -84,7 +84,7 @@ def late_ratios(rounds: int) -> list[float]:
             hidden=256,
             layers=4,
             positions=TOKENS,
-            sentence=SentenceFiles(),
+            sentence=SentenceFiles(max_seq_length=TOKENS),
         )
         model = load_model(Path(folder), "random/long", torch.device("cpu"), torch.float32)
         whole = EncodeWork([words])
