@@ -335,7 +335,7 @@ def fake_cuda(*, computes: bool = True) -> Iterator[FakeCuda]:
     `computes`: Triton kernels run in the interpreter, which has no bfloat16; without it they leave
     what memory had.
     """
-    from libs.models.loaded import tiers
+    from libs.models.runtime.loaded import tiers
 
     from libs.kernels.attention import varlen
     from libs.kernels.linear import grouped

@@ -152,9 +152,7 @@ def pause_seconds(response: worker_pb2.WrittenResponse | None) -> float:
 
 
 class TenantTurns:
-    """Orders jobs so that the tenants share what a call may carry, whatever their numbers of jobs.
-    Pure.
-    """
+    """Orders jobs so that tenants share calls equally, whatever their numbers of jobs. Pure."""
 
     def __init__(self) -> None:
         # State: the number of the last call that had parts of each tenant's jobs.
