@@ -17,6 +17,7 @@ from libs.kernels.attention.paged import pages_for
 from libs.models.answer_budget import build_result
 from libs.models.documents import Page
 from libs.models.generation.decoding.graphs import StepGraphs
+from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.loop import DecodeLoop
 from libs.models.generation.decoding.sequences import DecodeSequence, Request, pages_needed
 from libs.models.generation.reader import Reader
@@ -55,14 +56,16 @@ than the work between two forwards.
 """
 
 POOL_BYTES: Final = 256 << 20
-"""Memory of keys and values on a CPU; more if the longest request needs it."""
+"""Memory of keys and values on a CPU, and of the states of layers without keys; more if the longest
+request needs it.
+"""
 
 POOL_TOKENS: Final = 131_072
 """Tokens with keys and values on an accelerator: 64 sequences of 2,048."""
 
 POOL_SHARE: Final = 1 / 8
-"""Maximum share of an accelerator's model memory for keys and values; more if the longest request
-needs it.
+"""Maximum share of an accelerator's model memory for keys and values, and for states; more if the
+longest request needs it.
 """
 
 MAX_REQUESTS: Final = 64
@@ -112,8 +115,8 @@ class GenerativeModel:
     """Implements `libs.models.Model`. `forward` returns `Unfinished` for sequences that need
     another forward.
 
-    `bytes`: weights, and the keys and values of all sequences, allocated by the first forward and
-    constant from then on.
+    `bytes`: weights, and the keys, values and states of all sequences, allocated by the first
+    forward and constant from then on.
     """
 
     def __init__(self, card: Card, reader: Reader, memory_bytes: int = 0) -> None:
@@ -131,13 +134,15 @@ class GenerativeModel:
                 MAX_REQUESTS * largest, _pool_pages(writer.device, writer.page_bytes, memory_bytes)
             ),
         )
+        self.slots = _pool_slots(writer, memory_bytes)
         self._arena: Arena | None = None
         if writer.device.type != "cpu":
             self._arena = Arena(list(writer.modules()), writer.device)
             self._arena.stow()
             self._arena.bring()
         weights = writer.bytes if self._arena is None else self._arena.bytes
-        self.bytes = max(weights + self.pages * writer.page_bytes, card.memory_bytes)
+        pools = self.pages * writer.page_bytes + self.slots * writer.state_bytes
+        self.bytes = max(weights + pools, card.memory_bytes)
         # State of the device thread.
         self._loop: DecodeLoop | None = None
         self._granted: Graphs | None = None  # until the loop creates its graphs
@@ -338,7 +343,7 @@ class GenerativeModel:
     @property
     def _decode(self) -> DecodeLoop:
         if self._loop is None:
-            self._loop = DecodeLoop(self._reader.writer, self.pages)
+            self._loop = DecodeLoop(self._reader.writer, self.pages, slots=self.slots)
         return self._loop
 
     def _begin(self, sequences: Sequence[InputSequence], yield_point: YieldPoint) -> None:
@@ -429,6 +434,18 @@ def _pool_pages(device: torch.device, page_bytes: int, memory_bytes: int) -> int
         return POOL_BYTES // page_bytes
     memory_bytes = memory_bytes or torch.cuda.get_device_properties(device).total_memory
     return min(pages_for(POOL_TOKENS), int(memory_bytes * POOL_SHARE) // page_bytes)
+
+
+def _pool_slots(writer: LanguageModel, memory_bytes: int) -> int:
+    """Return the number of rows that can have states at a time; 0 for a model without states."""
+    if not writer.state_bytes:
+        return 0
+    budget = POOL_BYTES
+    if writer.device.type == "cuda":
+        total = torch.cuda.get_device_properties(writer.device).total_memory
+        budget = int((memory_bytes or total) * POOL_SHARE)
+    beams = writer.settings.beams
+    return max(beams, min(MAX_REQUESTS * beams, budget // writer.state_bytes))
 
 
 def _without_images(work: GenerationWork) -> GenerationWork:

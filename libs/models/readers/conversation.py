@@ -65,7 +65,8 @@ FIELD: Final = "text.instruction"
 _MARKS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("idefics3", "smolvlm"), tiles.MARK),
     **dict.fromkeys(
-        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), f"<|vision_start|>{smart.MARK}<|vision_end|>"
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"),
+        f"<|vision_start|>{smart.MARK}<|vision_end|>",
     ),
     "glm_ocr": glm.TEXT,
     "lighton_ocr": lighton.MARK,

@@ -55,6 +55,22 @@ def last_state(state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
     return {"dense": PooledHead(("lasttoken",), ())}
 
 
+def judged(bias: float, state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
+    """Return the logit that two layers make of the last token's state, minus `bias`."""
+    width = encoder.hidden_size
+    shapes = {
+        "0.weight": (width, width),
+        "0.bias": (width,),
+        "2.weight": (1, width),
+        "2.bias": (1,),
+    }
+    for name, shape in shapes.items():
+        check_shape(state, f"score.{name}", shape, SINGLE)
+    state = {**state, "score.2.bias": state["score.2.bias"] - bias}
+    layers = [HeadLinear(state, "score.0", "relu"), HeadLinear(state, "score.2", "identity")]
+    return {"score": PooledHead(("lasttoken",), layers)}
+
+
 def answers(ids: tuple[int, int], state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
     """Return the logit of "yes" minus that of "no", by their `ids`, from the language model's head
     or the shared token table.
