@@ -209,7 +209,7 @@ EMBEDS, JUDGES, RANKS = (
 
 @pytest.fixture(scope="module")
 def carded(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Write models under the names whose shipped cards say what they are used for."""
+    """Write models under names with shipped cards, which define their use."""
     made = tmp_path_factory.mktemp("carded")
     for model, theirs in (
         (EMBEDS, conversation()),

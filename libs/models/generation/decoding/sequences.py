@@ -149,8 +149,8 @@ class DecodeSequence:
         return copied
 
     def replace_beams(self, chosen: list[Chosen]) -> list[tuple[int, int]]:
-        """Replace the beams by the chosen ones. Returns pairs of slots whose states to copy, from
-        and to.
+        """Replace the beams by the chosen ones. Returns pairs of slots: copy the states of the
+        first to the second.
         """
         before = self.rows
         slots = self.slots or [0] * len(chosen)

@@ -51,7 +51,7 @@ def load(
         raise ModelBroken("config.json: the model is not causal, so it cannot generate text")
     family = config.text("model_type")
     tied = config.flag("tie_word_embeddings", family in _TIED)
-    if family == "lfm2":  # whose own key precedes the usual one
+    if family == "lfm2":  # its own key precedes the usual one
         tied = config.flag("tie_embedding", tied)
     if tied or "head.weight" not in state:
         if not tied:
