@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 _SEGMENTS: Final = 512
 """Maximum segments of a JPEG before its frame: metadata is divided into pieces of 64 KiB."""
 _ENTRIES: Final = 512
-"""Of a TIFF's directory."""
+"""Maximum number of entries of a TIFF's directory."""
 _BOXES_BYTES: Final = 64 << 10
 """Beginning of an AVIF's file in which its size is looked for."""
 

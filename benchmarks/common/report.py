@@ -96,14 +96,15 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A closed loop through a router with a stub worker. `micros`: µs of CPU a request, by process;
-    `jobs_a_pull`: of the stub's pulls that brought any."""
+    """A closed loop through a router with a stub worker."""
 
     callers: int
     answers: int
     seconds: float
     micros: dict[str, float]
+    """µs of CPU for a request, by process."""
     jobs_a_pull: float
+    """Jobs of those of the stub's pulls that returned any."""
 
     @property
     def rate(self) -> float:

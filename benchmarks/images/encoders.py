@@ -1,4 +1,4 @@
-"""How fast are images prepared, and how fast is each image encoder?
+"""Measure how fast images are prepared and how fast each image encoder is.
 
 For every shape the same random weights and images go through Shoal and transformers: decoding and
 resizing of files on one thread, and the forward alone. Where images have one size, transformers
@@ -7,7 +7,7 @@ model takes no padding (DINOv2). Engines take turns within a round; ratios are o
 time, so that the machine's drift cancels. Rescaling and normalising are part of Shoal's forward,
 and of transformers' preparation.
 
-Photographs are those that scikit-learn and matplotlib bring, cut to the proportions of cameras and
+The photographs are those of scikit-learn and matplotlib, cut to the proportions of cameras and
 phones.
 """
 
@@ -54,15 +54,15 @@ _BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 1
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A published model's. `least`: how many times as fast as transformers its forward should be;
-    `mixed`: sizes differ.
-    """
+    """The shape of a published model."""
 
     name: str
     model: Callable[[int], transformers.PreTrainedModel]
     processor: transformers.BaseImageProcessor
     least: float
+    """Minimum speed-up of its forward over transformers."""
     mixed: bool = False
+    """Whether sizes of images differ."""
     pads: bool = False
 
 

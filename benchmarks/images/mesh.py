@@ -2,7 +2,7 @@
 turns in one run.
 
 All have as many threads as cores exist. Where the device is these cores, preparing and forward
-share them: the mesh can be no faster than `shared`, one over the sum of both times, whatever
+share them: the mesh cannot be faster than `shared`, one over the sum of both times, whatever
 overlaps. On a GPU the slower one of the two counts.
 """
 

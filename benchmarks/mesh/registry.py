@@ -80,9 +80,9 @@ class Result:
     changed: Cost
     refresh: Cost
     change: Cost
-    """Of each change in a refresh."""
+    """Cost of each change in a refresh."""
     first: Cost
-    """Of the first read."""
+    """Cost of the first read."""
     redis_bytes: int
     router_bytes: int
 

@@ -33,7 +33,7 @@ MODEL = "stub/embedder"
 POOL = "cpu"
 DIMENSIONS = 384
 PULLS = 2
-"""In flight, as an idle worker keeps them."""
+"""Pulls in flight, as many as an idle worker keeps."""
 BATCH_TOKENS = 8192
 MAX_JOBS = 256
 HEARTBEAT_SECONDS = 1.0
@@ -66,8 +66,11 @@ def report() -> worker_pb2.WorkerModel:
 
 
 class Stub:
-    """`run` until it is cancelled. `pulls`: pulls that brought jobs; `jobs`: jobs that a router
-    accepted answers of.
+    """A worker that answers every job at once, until `run` is cancelled.
+
+    Attributes:
+        pulls: Number of pulls that returned jobs.
+        jobs: Number of jobs with an answer that a router accepted.
     """
 
     def __init__(self, link: Link) -> None:

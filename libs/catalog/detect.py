@@ -37,8 +37,11 @@ def read_card(
     """Return the card of the checkpoint in `directory`, under the id `model` (`org/name` or
     `org/name@revision`).
 
-    `overrides`: those of the catalog for the model. `base`: of an adapter, the directory of the
-    model that it is merged into. Raises ModelBroken naming the file and the key at fault.
+    Raises ModelBroken that names the file and the invalid key.
+
+    Args:
+        overrides: The overrides of the catalog for the model.
+        base: The directory of the model into which an adapter is merged.
     """
     place, kind = detect(directory, model, overrides, base)
     card = replace(

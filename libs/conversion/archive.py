@@ -23,7 +23,7 @@ MAX_TENSORS: Final = 20_000
 
 MAX_DIRECTORY_BYTES: Final = 4 << 20
 MAX_PICKLE_BYTES: Final = 8 << 20
-"""Of the pickle of names and shapes: some 100 bytes for each tensor."""
+"""Maximum size of the pickle of names and shapes: some 100 bytes for each tensor."""
 
 LEGACY_START: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """The magic number of torch before 1.6, as a separate pickle."""

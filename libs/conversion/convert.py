@@ -26,8 +26,8 @@ from libs.errors import ModelBroken, NoCapacity
 
 RECORD: Final = ".shoal.conversion.json"
 MAX_VOCABULARY_BYTES: Final = 64 << 20
-"""Of the vocabulary of a folder with the files that describe it; the largest published one has 17
-MB.
+"""Maximum size of the vocabulary of a folder with the files that describe it; the largest published
+one has 17 MB.
 """
 
 OnProgress = Callable[[str, int, int], None]
@@ -39,7 +39,7 @@ class Converted:
     """The record of one conversion.
 
     Attributes:
-        left_out: Entries that are no tensors.
+        left_out: Entries that are not tensors.
         tied: Names that are not written, each with its equal.
         converter: Version of our rules and of the library.
     """

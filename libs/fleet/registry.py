@@ -40,7 +40,7 @@ class Usage:
     """Values of a worker's last heartbeat that only operators need."""
 
     heartbeat_ms: int
-    """When it arrived, Unix time by Redis' clock."""
+    """Arrival time, Unix time by Redis' clock."""
     device_seconds: float
     wasted_seconds: float
 

@@ -15,7 +15,7 @@ from libs.models.model import Model
 from libs.models.packed_model import PackedModel
 from libs.models.source import Source
 
-WRITER: Final = "writer"
+GENERATIVE: Final = "generative"
 """The kind of generative models."""
 
 
@@ -31,7 +31,7 @@ def load_model(
     others.
     """
     _, kind = detect(directory, model_id, overrides, base)
-    if kind.name == WRITER:  # before its weights are read
+    if kind.name == GENERATIVE:  # before its weights are read
         raise ModelBroken(
             f"models of the kind {kind.name!r}, such as {model_id}, have no vectors, scores or "
             "labels"

@@ -24,8 +24,8 @@ MAX_SLOTS: Final = 1024
 """Each router reads one index a slot every second and, on a cluster, waits for answers on one
 connection a slot.
 """
-WAKEUP_CHANNEL = "v1:bell"
-STREAMED_CHANNEL = "v1:written"
+WAKEUP_CHANNEL = "v1:wakeup"
+STREAMED_CHANNEL = "v1:streamed"
 """Prefix of the channels, one for each router, that carry generated text for its streaming
 clients.
 """
@@ -173,7 +173,7 @@ class Keys:
             *(prefix + part for part in own),
             *(f"v1:{{{slot}}}:{part}" for part in shared),
             f"{prefix}hold",
-            f"{prefix}whose",
+            f"{prefix}tenant_of",
         )
 
     def indexes(self) -> list[str]:

@@ -44,7 +44,7 @@ from libs.telemetry.logs import fields
 log = logging.getLogger(__name__)
 
 _AREA: Final = ".converted"
-"""Instead of an organisation: no model id begins with a dot, so no id leads here."""
+"""The folder in place of an organisation: no model id begins with a dot, so no id leads here."""
 
 _MAX_MODEL_FILES: Final = 10_000
 _NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
@@ -325,7 +325,7 @@ def _read(
 
 
 def _marks(found: _Directory, files: Sequence[RemoteFile]) -> str:
-    """When the files were last changed, and which they are on their disk."""
+    """Return the times of the files' last change, and their identity on their disk."""
     stats = [(file.path, (found.path / file.path).stat()) for file in files]
     return "\n".join(
         f"{path} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}" for path, stat in stats

@@ -18,8 +18,8 @@ from libs.conversion.plan import (
     BASE_FOLDER,
     FOREIGN,
     TorchCheckpoints,
-    beside,
-    is_beside,
+    additional_files,
+    is_additional,
     torch_weights,
 )
 from libs.errors import ModelBroken
@@ -267,9 +267,10 @@ def _torch_files(
     checkpoints where these are refused.
     """
     names = {PurePosixPath(path).name for path in by_path if _folder(by_path[path]) == folder}
-    more = beside(names) if not folder else ()
+    more = additional_files(names) if not folder else ()
     has_weights = any(
-        _folder(file) == folder and not is_beside(PurePosixPath(file.path).name) for file in safe
+        _folder(file) == folder and not is_additional(PurePosixPath(file.path).name)
+        for file in safe
     )
     main = (
         ()
@@ -382,7 +383,7 @@ def _router_config(by_path: dict[str, RemoteFile], folder: str) -> str | None:
 def _checked(name: str, path: str) -> str:
     folder = "" if path == "." else path.rstrip("/")  # "." is the root, in the files of Model2Vec
     if folder and not _is_safe(folder):
-        raise ModelBroken(f"{name}: names {path!r}, which is no folder of the model")
+        raise ModelBroken(f"{name}: names {path!r}, which is not a folder of the model")
     return folder
 
 

@@ -135,7 +135,8 @@ class Store:
             return found
         if is_adapter and all(file.path != lora.FILE for file in found.files):
             raise ModelNotFound(
-                f"{model} in {found.origin} is no adapter: it has no {lora.FILE}", field="adapter"
+                f"{model} in {found.origin} is not an adapter: it has no {lora.FILE}",
+                field="adapter",
             )
         remote = (
             found

@@ -68,9 +68,9 @@ _CODING: Final = (
 _BUSY: Final = b"the server is at its limit of unfinished requests: try again"
 _BLANK_LINE: Final = b"\r\n\r\n"
 LINGER_SECONDS: Final = 5.0
-"""How long the rest of an already answered request is read and dropped: closing at once would reset
-the connection before the client has read the answer. It also limits how long a closing connection
-may take to send its remaining data.
+"""Time for which the rest of an already answered request is read and dropped: closing at once would
+reset the connection before the client has read the answer. It also limits how long a closing
+connection may take to send its remaining data.
 """
 MAX_PIPELINED: Final = 64
 """The maximum number of pipelined requests on a connection; each takes some kilobytes."""
@@ -91,7 +91,7 @@ class Limits:
     header_seconds: float = 10.0
     idle_seconds: float = 75.0
     write_seconds: float = 60.0
-    """How long a client may accept no data of an answer."""
+    """Time for which a client may accept no data of an answer."""
 
 
 class _Refusal(Exception):

@@ -39,7 +39,7 @@ from services.local.trust.certificates import (
 from services.local.workplace import Workplace, workplace
 
 MESH_START_SECONDS: Final = 120.0
-"""How long the start may take, even of a worker that imports torch for CUDA from a slow disk."""
+"""Maximum duration of the start, even of a worker that imports torch for CUDA from a slow disk."""
 STOP_ORDER: Final[tuple[Role, ...]] = ("edge", "router", "worker", "scheduler", "redis")
 
 

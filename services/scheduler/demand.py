@@ -35,7 +35,7 @@ HOLD_SECONDS: Final = 300.0
 HOLD_STARTS: Final = 5.0
 """Scale-down needs this time, and this number of cold starts, without a need for more."""
 FIND_SECONDS: Final = 10.0
-"""By this time after its start a scheduler has seen every worker that was present."""
+"""Time after its start in which a scheduler sees every worker that is present."""
 MISSED_HEARTBEATS_MS: Final = 6_000
 """A worker that has been silent for this time (three heartbeats) counts as lost, before the
 registry forgets it.
@@ -50,7 +50,7 @@ HOT_LOADS: Final = 10.0
 its load time.
 """
 FORGET_SECONDS: Final = 3600.0
-"""How long unused pools and callers' options are remembered."""
+"""Time for which unused pools and callers' options are remembered."""
 MAX_OPTIONS: Final = 256
 _EPSILON: Final = 1e-9
 
@@ -96,9 +96,11 @@ class PoolInput:
     pool: str
     at: float
     cold_start_seconds: float
-    """From the request for another worker to its first heartbeat."""
+    """Time from the request for another worker to its first heartbeat."""
     first_ready_seconds: float
-    """Until the first starting worker should be present; a whole cold start if none is starting."""
+    """Time until the first starting worker should be present; a whole cold start if none is
+    starting.
+    """
     models: tuple[ModelWork, ...] = ()
     ready: int = 0
     starting: int = 0
@@ -336,7 +338,7 @@ class Demand:
         self.at: float | None = None
         """The time of the last snapshot; None before the first."""
         self.demands: Mapping[str, PoolDemand] = {}
-        """By pool."""
+        """Demands by pool."""
         self._began = 0.0
         self._pools: dict[str, _Pool] = {}
         self._arrivals = Arrivals()

@@ -51,12 +51,12 @@ log = logging.getLogger(__name__)
 HEALTH_NAME: Final = "worker"
 
 _HAND_BACK_SECONDS: Final = 3.0
-"""How long returning unfinished jobs may take at shutdown. After that their leases expire."""
+"""Maximum time to return unfinished jobs at shutdown. After that their leases expire."""
 
 _GOODBYE_SECONDS: Final = 2.0
 
 _RELIEF_SECONDS: Final = 5.0
-"""How long the device thread waits for the eviction of an idle model when memory runs out."""
+"""Time for which the device thread waits for the eviction of an idle model when memory runs out."""
 
 
 def run_until_signalled(settings: Settings, device: Device) -> None:

@@ -1,4 +1,4 @@
-"""What `shoal top` makes of looks at the mesh, and how it draws that. Pure."""
+"""The rates and tables that `shoal top` computes from snapshots of the mesh. Pure."""
 
 from __future__ import annotations
 

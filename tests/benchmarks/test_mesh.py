@@ -1,6 +1,4 @@
-"""What `make bench` makes of its measurements: shares of texts, rates of streams, ratios and
-targets.
-"""
+"""`make bench` computes shares of texts, rates of streams, ratios and targets."""
 
 from __future__ import annotations
 

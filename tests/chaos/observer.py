@@ -59,7 +59,7 @@ class LaneSnapshot:
     waiting: dict[str, float]
     unfinished: set[str]
     members: dict[str, str]
-    """By job id, of jobs that have an owner."""
+    """Members by job id, of jobs that have an owner."""
     leases: dict[str, float]
     batches: dict[str, tuple[int, list[str]]]
     counters: dict[str, float]
@@ -85,7 +85,7 @@ class LaneSnapshot:
         ended = sum(self._count(name) for name in ("done", "expired", "dead", "cancelled"))
         if self._count("enqueued") != ended + len(self.unfinished):
             yield (
-                f"I3 {self.name}: {self._count('enqueued')} came, {ended} ended, "
+                f"I3 {self.name}: {self._count('enqueued')} enqueued, {ended} ended, "
                 f"{len(self.unfinished)} are unfinished"
             )
         for name, tokens in (
@@ -125,16 +125,15 @@ class LaneSnapshot:
 
 @dataclass
 class Seen:
-    """The observer's records.
-
-    `snapshots`: of one slot each. `missed`: those that Redis did not answer.
-    `overdue`: the longest that a lease remained after it expired, while only workers were harmed.
-    """
+    """The observer's records."""
 
     snapshots: int = 0
+    """Number of snapshots, of one slot each."""
     missed: int = 0
+    """Number of snapshots that Redis did not answer."""
     problems: list[str] = field(default_factory=list)
     overdue: float = 0.0
+    """The longest time that a lease remained after it expired, while only workers were harmed."""
 
 
 class Observer:

@@ -24,7 +24,7 @@ from tests.conversion.watching import watch_children
 
 SOURCE, OUTPUT = "pytorch_model.bin", "model.safetensors"
 MAX_BYTES = 256 << 20
-"""Of the conversion's own memory (RssAnon), in addition to the largest tensor."""
+"""Maximum memory of the conversion (RssAnon), in addition to the largest tensor."""
 
 LARGE_BYTES = 768 << 20
 

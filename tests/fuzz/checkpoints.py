@@ -620,12 +620,12 @@ def _try_template(data: bytes) -> None:
         (found,) = rendered(data.decode("utf-8", "replace"), [values])
         text = rendered_text(found)
         if "root:" in text or "environ(" in text:
-            raise Broken("a template has read what it was not given")
+            raise Broken("a template has read a value it was not given")
     card = Card(
         "org/name",
         "r",
         "llama",
-        "writer",
+        "generative",
         ("text",),
         (),
         64,

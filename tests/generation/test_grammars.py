@@ -214,7 +214,7 @@ def test_grammar_rolls_back_tokens(grammars: Grammars) -> None:
     assert nothing.tolist() == grammars._stops
 
 
-def test_schema_that_grew_too_complex_is_compiled_anew(
+def test_schema_that_grew_too_complex_is_compiled_again(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(module.LIMITS, "max_lexer_states", 300)

@@ -21,7 +21,7 @@ from libs.models.generation.decoding import sampling
 from libs.models.generation.decoding.rules import Rules, apply
 from libs.models.generation.decoding.sampling import Draw, Sampler, choose, token_scores, warp
 from tests.generation.checkpoints import prompts, write
-from tests.generation.test_writing import finished, load
+from tests.generation.test_loop import finished, load
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,4 +1,4 @@
-"""Models that write, as workers use them: prepare, forwards with sequences that join and leave,
+"""Generative models, as workers use them: prepare, forwards with sequences that join and leave,
 finish.
 """
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
-from libs.kinds.writer import model as writers
+from libs.kinds.generative import model as writers
 from libs.models import EncodeWork, ExtractResult, GeneratedIds, Output, Prepared, Unfinished
 from libs.models.generation.model import GenerativeModel
 from libs.models.source import Source

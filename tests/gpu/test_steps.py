@@ -134,7 +134,7 @@ def test_step_that_there_is_no_time_for_is_left(tmp_path: Path) -> None:
     assert read(tmp_path / "state/mesh.json").status == "partial"
 
 
-def test_process_is_killed_with_what_it_has_started(
+def test_process_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "GRACE_SECONDS", 0.0)

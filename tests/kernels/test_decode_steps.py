@@ -33,7 +33,7 @@ TOKENS = 40
 
 
 @dataclass
-class Told:
+class EventRecorder:
     events: list[tuple[Event, str]] = field(default_factory=list)
 
     @property
@@ -71,7 +71,7 @@ def test_tokens_are_those_of_gathered_keys(
     writer = load(tmp_path, name, torch.float32)
     loop = DecodeLoop(writer, 64)
     by_kernel = texts(loop, prompts())
-    reported, capture = Told(), CudaCapture(torch.device("cuda"))
+    reported, capture = EventRecorder(), CudaCapture(torch.device("cuda"))
     graphs = loop.keep_graphs(capture, reported.owner)
     assert graphs is not None
     with torch.inference_mode():

@@ -24,8 +24,8 @@ WAYS = ("avx2", "avx512_vnni", "torch")
 SHAPES = ((384, 1152), (96, 64), (33, 7), (1, 5), (70, 130), (300, 65))
 ROWS = (1, 2, 3, 4, 5, 6, 7, 130)
 BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 1e-2}
-"""Of the largest result. A number half-way between two codes may become either; bfloat16 rounds the
-results too.
+"""Bounds relative to the largest result. A number half-way between two codes may become either;
+bfloat16 rounds the results too.
 """
 
 
@@ -64,7 +64,7 @@ def error(got: Tensor, wanted: Tensor, among: Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_equals_what_the_codes_stand_for(
+def test_product_equals_that_of_the_decoded_weights(
     chosen: Way, inputs: int, outputs: int, dtype: torch.dtype
 ) -> None:
     weight, bias = numbers(outputs, inputs), numbers(outputs)
@@ -215,7 +215,7 @@ class TestPackedLinear:
         assert sum(tensor.nbytes for tensor in small.buffers()) == 96 * 64 + 12 * 64
 
     def test_weight_of_another_type_waits_as_it_is(self) -> None:
-        """Before it is quantised: a weight in float32, activations in bfloat16."""
+        """The weight is not quantised yet: it is in float32, and activations are in bfloat16."""
         layer = PackedLinear(96, 64, bias=False)
         layer.load_state_dict({"weight": numbers(64, 96)}, assign=True)
         x, residual = numbers(5, 96).bfloat16(), numbers(5, 64).bfloat16()

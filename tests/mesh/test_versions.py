@@ -100,7 +100,7 @@ async def ends_idle(lanes: Lanes) -> bool:
     return False
 
 
-async def test_old_workers_and_routers_work_beside_new_ones(tmp_path: Path) -> None:
+async def test_old_workers_and_routers_work_next_to_new_ones(tmp_path: Path) -> None:
     old, root = running_from(old_tree(tmp_path / "old")), tmp_path / "models"
     write_checkpoint("bert", root / MODEL, sentence=SentenceFiles())
     each: dict[str, dict[str, str]] = {"router-1": {**old}, "worker-1": {**old}}

@@ -84,7 +84,7 @@ def test_accepted_patterns_match_as_in_python() -> None:
         "[x]" + ".?" * 90, "(x?a?)*" * 20 + "[x]", "(" * 60 + "a*" + ")*" * 60,
     ],
 )  # fmt: skip
-def test_patterns_that_would_hang_an_interpreter_take_as_long_as_they_are(pattern: str) -> None:
+def test_patterns_that_would_hang_an_interpreter_are_matched_in_linear_time(pattern: str) -> None:
     assert not compile_pattern(pattern).matches_end("a" * 300 + "!")
 
 
@@ -114,7 +114,9 @@ def write(directory: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
-def test_adapter_with_hostile_patterns_is_read_and_asked_at_once(tmp_path: Path, key: str) -> None:
+def test_adapter_with_hostile_patterns_is_read_and_matched_quickly(
+    tmp_path: Path, key: str
+) -> None:
     """Python's `re` never returned on these, and blocked all other threads of the worker."""
     adapter = read_adapter(write(tmp_path, **{key: {".?" * 40 + "[x]" * 40: 4, "query": 6}}))
     module = "base_model.model.encoder.layer.0.attention.self." + "a" * 60

@@ -522,7 +522,7 @@ def test_encoder_that_launches_by_runs_has_none(tmp_path: Path) -> None:
     assert kept.capture.made == []
 
 
-def test_adapters_run_eagerly_beside_graphs(tmp_path: Path) -> None:
+def test_adapters_run_eagerly_next_to_graphs(tmp_path: Path) -> None:
     kept = Kept(load(write_checkpoint("bert", tmp_path / "base", sentence=SentenceFiles())))
     write_random_adapter("bert", tmp_path / "law", seed=3, r=4, target_modules=["query", "value"])
     kept.model.add_adapter("law", tmp_path / "law")
@@ -611,7 +611,7 @@ def test_small_models_have_larger_graphs() -> None:
     assert bucket_of((50,) * 40, 512) is None
 
 
-def test_memory_is_reserved_before_the_capture_and_resized_to_what_it_took(kept: Kept) -> None:
+def test_memory_is_reserved_before_the_capture_and_resized_to_its_use(kept: Kept) -> None:
     kept.keep()
     kept.warm(sequences(5))
     assert kept.memory.reserved == [ROUGH_BYTES + 16 * 10, 1000]

@@ -21,7 +21,7 @@ from tests.parity.recipes import RECIPES
 from tests.parity.vlm_models import small
 
 
-def test_peak_is_of_what_lives_at_a_time() -> None:
+def test_peak_counts_tensors_that_live_at_one_time() -> None:
     before = torch.zeros(1000)
     with LiveBytes([before]) as live:
         first = before + 1  # 4,000

@@ -231,4 +231,4 @@ def test_views_of_any_type_and_shape_keep_their_places() -> None:
     odd.weight[5, 0] = -1.0
     assert isinstance(odd.rows, torch.Tensor)
     assert odd.rows[0] == torch.tensor(-1.0).view(torch.int32), "still the same memory"
-    assert arena.bytes < 2600, "of a large base only what is used"
+    assert arena.bytes < 2600, "only the used parts of a large base"

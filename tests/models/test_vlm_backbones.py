@@ -86,7 +86,7 @@ def test_tower_is_preempted_between_its_layers(
         np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-5, atol=1e-6)
 
 
-def test_picture_of_a_batch_is_computed_once(
+def test_repeated_image_of_a_batch_is_computed_once(
     pictured: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Items share its array, like documents compared with one image."""

@@ -116,7 +116,7 @@ def test_counts_alone_are_those_of_whole_texts(model: PackedModel) -> None:
 
 
 @pytest.mark.parametrize("side", ["end", "start"])
-def test_truncation_returns_what_encode_keeps(
+def test_truncation_returns_the_tokens_that_encode_keeps(
     model: PackedModel, directory: Path, side: Truncation
 ) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(directory)

@@ -242,7 +242,7 @@ def test_language_models_embed_and_rerank(tmp_path: Path) -> None:
     theirs.save(tmp_path)
     with pytest.raises(ModelBroken, match="a card must define the language model's use"):
         load_vision_language(tmp_path, dtype=torch.float32, device=CPU)
-    page, told = pages()[1], Part("a page", "items[0].parts[1]")
+    page, part = pages()[1], Part("a page", "items[0].parts[1]")
     mark = "<|vision_start|><|image_pad|><|vision_end|>"
 
     dense = load_vision_language(tmp_path, dtype=torch.float32, device=CPU, use="dense")
@@ -250,7 +250,7 @@ def test_language_models_embed_and_rerank(tmp_path: Path) -> None:
     end = "<|im_end|>\n<|im_start|>assistant\n"
     hidden, _ = theirs.last(f"{begin}{mark}a page{end}", [opened(page)])
     one = dense.input.of_parts(
-        [Part(page, "items[0].parts[0]"), told], "items[0]", instruction="Find it."
+        [Part(page, "items[0].parts[0]"), part], "items[0]", instruction="Find it."
     )
     other = dense.input.of_texts(["a page"], "document", "end", lambda _: "items[0].text")
     got = vectors(dense, [one, *other], "dense")

@@ -22,7 +22,7 @@ from libs.queue.keys import LAYOUT, Keys
 from libs.queue.queue_position import QueuePositions
 from libs.queue.rates import Rate, Rates
 from libs.versions import LAYOUT_VERSION
-from tests.queue import test_enqueue, test_leases, test_upkeep
+from tests.queue import test_lanes, test_leases, test_upkeep
 from tests.queue.parts import DEAD, LANE, LEASE_MS, Clock, add, ids, job, lease, make_lanes
 from tests.support.redis_cluster import RedisCluster
 from tests.support.sentinels import FakeSentinel, TcpServer
@@ -132,7 +132,7 @@ def shared_tests(*modules: ModuleType) -> list[Callable[..., Awaitable[None]]]:
 
 
 @pytest.mark.parametrize(
-    "test", shared_tests(test_enqueue, test_leases, test_upkeep), ids=lambda test: test.__name__
+    "test", shared_tests(test_lanes, test_leases, test_upkeep), ids=lambda test: test.__name__
 )
 async def test_queue_behaves_as_on_one_redis(
     test: Callable[..., Awaitable[None]], as_router: Redis, redis: Redis, clock: Clock
@@ -143,7 +143,7 @@ async def test_queue_behaves_as_on_one_redis(
 
 
 def test_shared_tests_are_found() -> None:
-    assert len(shared_tests(test_enqueue, test_leases, test_upkeep)) > 30
+    assert len(shared_tests(test_lanes, test_leases, test_upkeep)) > 30
 
 
 async def test_lanes_of_all_masters_are_served_together(

@@ -261,7 +261,7 @@ def test_card_selects_generation_or_retrieval(kind: str, tmp_path: Path) -> None
     write(kind, tmp_path)
     card = read_card(tmp_path, "a/reader")
     assert (card.kind, card.tasks, card.inputs, card.family) == (
-        "writer",
+        "generative",
         ("text",),
         ("text", "image"),
         kind,

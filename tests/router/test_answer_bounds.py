@@ -58,7 +58,7 @@ def test_every_field_of_an_encode_answer_is_of_a_kind_with_a_bound() -> None:
     assert {f"encode.{form}" for form in forms} <= set(answer_bounds.BOUNDS)
 
 
-def test_items_share_what_an_answer_may_have_and_as_many_bytes_as_the_request_has() -> None:
+def test_items_share_the_answers_limit_plus_the_bytes_of_the_request() -> None:
     request = pb.ExtractRequest(items=[pb.Item(text="a")] * 200)
     assert answer_bounds.item_share(request, 359_000, ANY) == (limits.SHARED.most + 359_000) // 200
     assert (
@@ -118,7 +118,7 @@ def vectors_card() -> models_pb2.ModelCard:
         (tensor_pb2.DATA_TYPE_FLOAT32, 1024, 4096),
     ],
 )
-def test_dense_vectors_beyond_one_answer_are_refused_with_what_to_do(
+def test_dense_vectors_beyond_one_answer_are_refused_with_advice(
     data_type: tensor_pb2.DataType, dimensions: int, allowed: int
 ) -> None:
     request = pb.EncodeRequest(

@@ -193,7 +193,7 @@ def test_page_is_priced_by_its_dots_per_inch() -> None:
     assert fine == 3 * (FIXED.max_tokens + 236) + pricing.SPECIAL_TOKENS
 
 
-def test_item_of_parts_costs_what_they_cost() -> None:
+def test_item_of_parts_costs_the_sum_of_its_parts() -> None:
     shown = pb.Part(image=pb.Image(data=file_of(9, 9, "PNG")))
     request = pb.EncodeRequest(
         model=MODEL, items=[pb.Item(parts=[pb.Part(text="x" * 98), shown, shown])]

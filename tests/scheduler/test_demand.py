@@ -1,4 +1,4 @@
-"""How many workers a pool is said to need: every term of the formula computed by hand, and what
+"""The number of workers that a pool needs: every term of the formula computed by hand, and what
 must hold for any input.
 """
 
@@ -339,15 +339,14 @@ def record_workers(starts: ColdStarts, name: str, wanted_at: float, seconds: flo
     starts.record_workers([name], wanted_at + seconds, 60.0)
 
 
-def test_one_start_moves_what_a_start_takes_by_little() -> None:
+def test_one_start_changes_the_expected_duration_of_a_start_little() -> None:
     starts = ColdStarts()
     for number in range(4):
         record_workers(starts, f"usual-{number}", number * 10_000.0, 50.0)
     record_workers(starts, "slow", 50_000.0, 3_000.0)
     assert starts.seconds(60.0) == 50.0
-    for number in range(
-        5
-    ):  # five in a row are no exception: but each counts as three usual ones at most
+    # Five in a row are not an exception, but each counts as at most three usual ones.
+    for number in range(5):
         record_workers(starts, f"slow-{number}", 60_000.0 + number * 10_000.0, 3_000.0)
     assert starts.seconds(60.0) == 150.0
 
@@ -620,7 +619,7 @@ def both(first: Demand, second: Demand) -> tuple[tuple[int, bool], tuple[int, bo
     return (one(first).desired, one(first).active), (one(second).desired, one(second).active)
 
 
-def test_scheduler_that_starts_beside_one_that_leads_answers_as_it_does() -> None:
+def test_new_scheduler_reports_the_numbers_of_the_leader() -> None:
     mesh = Mesh()
     leader = started(mesh)
     idle_after_a_burst(leader, mesh)
@@ -651,7 +650,7 @@ def test_new_leader_continues_published_numbers() -> None:
     assert one(second).input.cold_start_seconds == 2.5
 
 
-def test_schedulers_agree_when_redis_came_back_without_its_data() -> None:
+def test_schedulers_agree_after_redis_restarted_without_its_data() -> None:
     """One has looked before the request was enqueued again, to the same count, and the other has
     not.
     """

@@ -165,7 +165,7 @@ class RedisCluster(RedisServers):
 
     @contextmanager
     def without_failover(self) -> Iterator[None]:
-        """Within the context no replica takes over from a killed master."""
+        """Keep replicas from taking over from a killed master within the context."""
         self.commands("CONFIG", "SET", "cluster-node-timeout", 600_000)
         try:
             yield
@@ -188,7 +188,7 @@ class RedisCluster(RedisServers):
 
     @contextmanager
     def suspended(self, port: int) -> Iterator[None]:
-        """Within the context a node keeps its connections and answers nothing."""
+        """Suspend a node within the context: it keeps its connections and answers nothing."""
         process = self._processes[port]
         process.send_signal(signal.SIGSTOP)
         try:

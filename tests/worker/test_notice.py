@@ -229,7 +229,7 @@ async def test_worker_with_a_notice_keeps_serving_and_loads_no_model(
         announce(notice, 600.0)
         await until(lambda: lanes.heartbeats[-1].HasField("preempted_in_seconds"))
         assert 0 < lanes.heartbeats[-1].preempted_in_seconds <= 600
-        lanes.to_tell = worker_pb2.HeartbeatResponse(
+        lanes.next_response = worker_pb2.HeartbeatResponse(
             directives=[worker_pb2.Directive(seq=1, load_model="org/cold")]
         )
         lanes.put("org/cold", encode_job("cold", "cold"))

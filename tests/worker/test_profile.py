@@ -167,7 +167,7 @@ def test_fused_layers_are_a_part(tmp_path: Path) -> None:
     model = embedder(tmp_path)
     library = native_library()
     if library is None or not library.has_layers(torch.float32):
-        pytest.skip("this CPU has no AVX512, or there is no native library")
+        pytest.skip("this CPU has no AVX512, or the native library is missing")
     found = profiled(model, tokens=32)
     assert_adds_up(found)
     assert found.inside["layer"]["native::layer"] > 0

@@ -56,8 +56,8 @@ GRAPH_HEADS: Final[tuple[list[PooledHead], ...]] = (
 """The encoder alone, and with a head that pools all tokens or one of each sequence."""
 
 FLOAT32_BOUNDS: Final = {64: 1e-5, 256: 1e-4}
-"""By hidden size. 1e-5 as in tests/parity; wide random weights amplify rounding, on a CPU to 3.2e-5
-(electra).
+"""Bounds by hidden size. 1e-5 is that of tests/parity; wide random weights amplify rounding, on a
+CPU to 3.2e-5 (electra).
 """
 BFLOAT16_TIMES: Final = 3.0
 MIN_COSINE: Final = 0.999

@@ -59,12 +59,12 @@ _FIXED: dict[str, tuple[object, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class Gliner2:
-    """`max_width`: words of the longest span. `counting`: the layer that makes a query for each
-    instance of a label.
-    """
+    """Settings of the spans of GLiNER2."""
 
     max_width: int
+    """Words of the longest span."""
     counting: Counting
+    """The layer that makes a query for each instance of a label."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,13 +85,15 @@ class _Generation:
 
 @dataclass(frozen=True, slots=True)
 class _Notes:
-    """`work`: with one item for each text that is written. `items`: of each item of the job its
-    texts, by their places in `work`; pages that were read from the text layer are there as they
-    are. None: the reader's items are the job's."""
+    """The notes of a prepared job."""
 
     work: GenerationWork
+    """The work with one item for each text that is generated."""
     of_reader: object
     items: tuple[_Item, ...] | None
+    """The texts of each item of the job, by their indices in `work`; pages that were read from the
+    text layer are included as they are. None: the reader's items are the job's.
+    """
 
 
 @dataclass(frozen=True, slots=True)

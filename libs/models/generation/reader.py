@@ -96,7 +96,9 @@ def generation_options(
 ) -> list[GenerationOptions]:
     """Return the options of each item. Raises TaskNotSupported.
 
-    `settings`: the checkpoint's. `decode`: converts tokens to text.
+    Args:
+        settings: The settings of the checkpoint.
+        decode: Converts tokens to text.
     """
     own = sampled_settings(settings, work.sampling)
     if work.top_logprobs is not None and own.beams > 1:

@@ -22,13 +22,14 @@ _MAX_CALLS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """`opens`, `closes`: around a call; empty: the whole answer is one. `arguments`: the name of
-    the arguments in it.
-    """
+    """The form of calls in an answer."""
 
     opens: str
+    """The text before a call; empty: the whole answer is one call."""
     closes: str
+    """The text after a call."""
     arguments: str
+    """The name of the arguments in a call."""
 
     def stable_text(self, text: str) -> str:
         """Return the part of an unfinished text that neither is nor can become a call."""

@@ -159,7 +159,9 @@ class ImageProcessing:
     def unsized(config: Config, like: str, resample: int) -> ImageProcessing:
         """Read only the normalisation and the filter, for images that the caller resizes.
 
-        `like`: class with the default normalisation. `resample`: default filter.
+        Args:
+            like: The class with the default normalisation.
+            resample: The default filter.
         """
         return ImageProcessing._plain(config, _CLASSES[like], resample)
 

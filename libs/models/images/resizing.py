@@ -48,7 +48,9 @@ def resized(image: Image.Image | Pixels, size: tuple[int, int], resample: int) -
     """Resize an array [height, width, 3] or, faster, an RGB image to [*size, 3]. The result is
     read-only.
 
-    `size`: height and width. `resample`: the number of Pillow's filter.
+    Args:
+        size: Height and width.
+        resample: The number of Pillow's filter.
     """
     if size_of(image) == size:
         return np.asarray(image)

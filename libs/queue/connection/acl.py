@@ -39,7 +39,7 @@ class User:
 
     name: str
     commands: tuple[str, ...]
-    """In lower case, subcommands as `command|subcommand`."""
+    """Commands in lower case, subcommands as `command|subcommand`."""
     keys: tuple[str, ...]
     """Key patterns."""
     channels: tuple[str, ...] = (WAKEUP_CHANNEL,)

@@ -53,8 +53,8 @@ Address = tuple[str, int]
 
 HASH_SLOTS: Final = 16_384
 MASTER_SECONDS: Final = 2.0
-"""How long work on many lanes waits for one master. A worker's heartbeat, which renews leases on
-all of them, has 5 s.
+"""Time for which work on many lanes waits for one master. A worker's heartbeat, which renews leases
+on all of them, has 5 s.
 """
 TOPOLOGY_SECONDS: Final = 1.0
 """A node that takes longer to return the topology is skipped."""

@@ -126,7 +126,7 @@ class Interceptor(Guard):
         self._limits = limits
         self._streams = streams
         self.arrivals = Arrivals()
-        """For methods with small requests."""
+        """The arrivals of methods with small requests."""
         self.in_flight = InFlight()
 
     def drain(self) -> None:

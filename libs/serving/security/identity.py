@@ -54,7 +54,7 @@ ANONYMOUS: Final = Identity("anonymous", "anonymous", ANY_TENANT)
 """Every caller, if no authentication is configured."""
 
 UNKNOWN: Final = Identity("", "anonymous", "")
-"""In logs, a caller with a missing or refused credential."""
+"""The identity of a caller with a missing or refused credential, for logs."""
 
 
 def digest_of(token: str) -> bytes:

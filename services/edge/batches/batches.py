@@ -44,7 +44,7 @@ _BODY_BYTES: Final = 64 << 10
 
 
 class ExpiresAfter(msgspec.Struct, kw_only=True):
-    """When the files of a batch expire, from their creation."""
+    """The expiry of the files of a batch, from their creation."""
 
     anchor: str
     seconds: int

@@ -40,8 +40,8 @@ VALIDATION_THREADS: Final = 2
 LEASE_THREADS: Final = 4
 """Threads that renew leases, whatever else waits for the storage."""
 QUOTA_SECONDS: Final = 10.0
-"""How long the size of a tenant's files is used to check results of its batch. Each chunk would
-read all its records otherwise.
+"""Time for which the size of a tenant's files is used to check results of its batch. Otherwise each
+chunk would read all its records.
 """
 MAX_RECORDS: Final = 10_000
 """The maximum number of files and batches of a tenant."""

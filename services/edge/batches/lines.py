@@ -48,7 +48,7 @@ ENDPOINT_PREFIXES: Final = ("/v1/encode/", "/v1/score/", "/v1/extract/")
 _LISTS: Final = ("input", "documents", "prompt", "items")
 """Fields of bodies with the texts of a request."""
 LOGPROBS_INPUTS: Final = 32
-"""As how many texts one counts if its answer has log probabilities of tokens."""
+"""Number of texts as which a text counts if its answer has log probabilities of tokens."""
 
 
 class LineFault(Exception):

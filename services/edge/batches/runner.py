@@ -54,9 +54,9 @@ CANCEL: Final = "cancel.json"
 """The object that asks for the end of a batch: the time of the request."""
 CHUNKS_IN_FLIGHT: Final = 2
 PREEMPT_SECONDS: Final = 30.0
-"""How long a preempted batch waits for the next answer of its chunks."""
+"""Time for which a preempted batch waits for the next answer of its chunks."""
 MAX_FAULTS: Final = 3
-"""How often a request is sent that fails for a reason other than an overload."""
+"""Maximum attempts of a request that fails for a reason other than an overload."""
 MIN_REQUEST_SECONDS: Final = 60.0
 _PLAN: Final = "plan.json"
 _PARTS: Final = "parts.json"

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 MAX_ACTION_BYTES: Final = 16 << 10
 """The maximum size of an action's body."""
 ACTION_SECONDS: Final = 600.0
-"""How long the page waits for a load; afterwards the load continues in the background."""
+"""Time for which the page waits for a load; afterwards the load continues in the background."""
 EXPLAIN_SECONDS: Final = 10.0
 _EVENTS: Final = "/console/events"
 _HISTORY: Final = "/console/history"

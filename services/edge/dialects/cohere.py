@@ -58,7 +58,7 @@ embedding models.
 """
 _TEXTS_PER_PIECE: Final = 256
 _MIN_PROBABILITY: Final = 0.5
-"""In multi-label classification, labels from this probability on are predicted."""
+"""Minimum probability of the predicted labels in multi-label classification."""
 
 
 def error(problem: HttpError) -> Answer:
@@ -250,9 +250,9 @@ def _embed(received: Received, version: str) -> MeshCall:
     return MeshCall(ENCODE, message, convert, fields=renamed)
 
 
-def _kinds(said: list[str] | None) -> list[str]:
+def _kinds(requested: list[str] | None) -> list[str]:
     """Return the requested types without duplicates."""
-    for index, kind in enumerate(said or ()):
+    for index, kind in enumerate(requested or ()):
         field = f"embedding_types[{index}]"
         if kind == "uint8":
             raise invalid(
@@ -265,7 +265,7 @@ def _kinds(said: list[str] | None) -> list[str]:
             )
         if kind not in _STORED:
             raise invalid(f"{field} is {kind!r}; it must be one of {', '.join(_STORED)}", field)
-    return list(dict.fromkeys(said or ("float",)))
+    return list(dict.fromkeys(requested or ("float",)))
 
 
 def _convert_rows(rows: Rows, kind: str) -> Rows:

@@ -257,10 +257,10 @@ def _by_task(
         return tei.rerank(received)
     if bytes(found.inputs)[:1] == b"{":
         return tei.similarity(received)
-    said = frozenset(found.parameters or ())
-    if "candidate_labels" in said:
+    given = frozenset(found.parameters or ())
+    if "candidate_labels" in given:
         return zero_shot(received)
-    if said & {"aggregation_strategy", "ignore_labels", "stride"}:
+    if given & {"aggregation_strategy", "ignore_labels", "stride"}:
         return token_classification(received)
     named = path_target(received, "embed")
 

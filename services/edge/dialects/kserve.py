@@ -413,11 +413,11 @@ class _InferCall:
                     ),
                     f"outputs[{index}].name",
                 )
-            said = one.parameters.binary_data if one.parameters is not None else None
+            is_binary = one.parameters.binary_data if one.parameters is not None else None
             chosen.append(
                 _OutputTensor(
                     *known[one.name],
-                    is_binary=self._options.binary_data_output if said is None else said,
+                    is_binary=self._options.binary_data_output if is_binary is None else is_binary,
                 )
             )
         head: dict[str, Any] = {"model_name": self._name, "model_version": _LATEST}

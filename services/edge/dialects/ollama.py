@@ -59,8 +59,10 @@ def error_text(problem: HttpError) -> str:
     """Return the message, preceded by the field of an invalid request, since the body has no other
     place for it.
     """
-    is_told = problem.status != 400 or not problem.field or problem.field in problem.message
-    return problem.message if is_told else f"{problem.field}: {problem.message}"
+    has_whole_message = (
+        problem.status != 400 or not problem.field or problem.field in problem.message
+    )
+    return problem.message if has_whole_message else f"{problem.field}: {problem.message}"
 
 
 OLLAMA: Final = Dialect("ollama", error)

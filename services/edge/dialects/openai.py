@@ -92,13 +92,13 @@ def error(problem: HttpError) -> Answer:
     kind = _TYPES.get(problem.status) or (
         "server_error" if problem.status >= 500 else "invalid_request_error"
     )
-    said = {
+    details = {
         "message": problem.message,
         "type": kind,
         "param": problem.field or None,
         "code": _CODES.get(problem.reason),
     }
-    body = json_of({"error": said, "message": problem.message, "detail": problem.message})
+    body = json_of({"error": details, "message": problem.message, "detail": problem.message})
     return Answer(body, problem.status, headers=retry_headers(problem))
 
 
@@ -386,9 +386,9 @@ def _truncation(request: EmbeddingsRequest) -> tuple[bool | str | None, str]:
 def _types(request: EmbeddingsRequest) -> list[tuple[str, str]]:
     """Return the requested types, each with the field that names it; never empty."""
     for field in ("embedding_type", "encoding_type", "output_dtype"):
-        said = getattr(request, field)
-        if said:
-            return [(one, field) for one in ([said] if isinstance(said, str) else said)]
+        types = getattr(request, field)
+        if types:
+            return [(one, field) for one in ([types] if isinstance(types, str) else types)]
     if request.encoding_format not in (None, "float", "base64"):
         raise invalid(
             f"encoding_format is {request.encoding_format!r}; it must be float or base64",

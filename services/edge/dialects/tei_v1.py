@@ -61,8 +61,8 @@ CODES: Final = {
 }
 """The gRPC status of a reason; INTERNAL for those that are not here."""
 TOKENIZED_BYTES: Final = 256 << 10
-"""Of texts that are tokenized together: a token of one byte takes 20 bytes of a router's answer,
-which has at most 16 MiB.
+"""Maximum size of texts that are tokenised together: a token of one byte takes 20 bytes of a
+router's answer, which has at most 16 MiB.
 """
 Ask = Callable[[Sequence[Any], Received], MeshCall]
 """Returns the call for messages that agree. The pieces of its Answer's body are their serialised

@@ -24,7 +24,7 @@ UNIDENTIFIED_BYTES: Final = 24 << 20
 UNIDENTIFIED_DIVISOR: Final = 8
 """Unidentified callers may hold at most an eighth of a small budget."""
 IDENTIFY_DIVISOR: Final = 3
-"""Above a third of that allowance, even small requests are identified first."""
+"""Divisor of that allowance: above this share of it, even small requests are identified first."""
 UNIDENTIFIED_REQUEST_BYTES: Final = 256 << 10
 """The maximum that one request may hold before its caller is identified, including decoded objects.
 """

@@ -21,11 +21,12 @@ from services.edge.intake.budget import ADDRESS_FACTOR, network_of
 from services.edge.messages.base import HttpError
 
 FRESH_SECONDS: Final = 5.0
-"""How long a result is used without a refresh. It only decides who pays for memory: the router
-authenticates the request itself again.
+"""Time for which a result is used without a refresh. It only decides which tenant pays for memory:
+the router authenticates the request itself again.
 """
 MAX_STALE_SECONDS: Final = 60.0
-"""How long a result is used while it is refreshed, so that a burst does not wait for each refresh.
+"""Time for which a result is used while it is refreshed, so that a burst does not wait for each
+refresh.
 """
 REFUSAL_TTL_SECONDS: Final = 1.0
 MAX_CALLERS: Final = 10_000

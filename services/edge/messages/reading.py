@@ -103,12 +103,12 @@ def is_role_word(word: str) -> bool:
     return word in _WORDS
 
 
-def role_of(target: Target, **said: str | None) -> pb.Role:
+def role_of(target: Target, **words: str | None) -> pb.Role:
     """Return the role that a request's fields name, or else the alias's. Raises HttpError for an
     unknown word or two different roles.
     """
     found: dict[Role, str] = {}
-    for field, word in said.items():
+    for field, word in words.items():
         if word is None or (field == "input_type" and word in _NEITHER):
             continue
         if word not in _WORDS:

@@ -31,7 +31,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 MAX_AGE_SECONDS: Final = 600
-"""How long a browser may cache a preflight's result."""
+"""Time for which a browser may cache a preflight's result."""
 _HOST: Final = b"host"
 _ORIGIN: Final = b"origin"
 _SITE: Final = b"sec-fetch-site"

@@ -50,7 +50,7 @@ class AdmissionContext:
     now_ms: int
     """Redis' clock."""
     seconds: float
-    """Until its deadline."""
+    """Time until its deadline."""
 
 
 class AdmissionController:

@@ -67,8 +67,8 @@ class JobHeader:
     weight: float = 1.0
     """The tenant's fair-queueing weight."""
     traceparent: str = ""
-    """Of the span that sends the jobs; empty without one."""
-    written_to: str = ""
+    """Trace context of the span that sends the jobs; empty without one."""
+    stream_to: str = ""
     """The router that streams generated text; empty: none."""
     item_answer_bytes: int = 0
     """Maximum bytes that the results of one item may take; 0: no limit."""
@@ -95,9 +95,9 @@ def count_parts(request: Request) -> int:
     if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest):
         return len(getattr(request, _LISTS[type(request)]))
     items = request.documents if isinstance(request, pb.ScoreRequest) else request.items
-    brings = isinstance(request, pb.ExtractRequest) and request.HasField("relations")
+    has_entities = isinstance(request, pb.ExtractRequest) and request.HasField("relations")
     pieces = sum(len(item.parts) + len(item.spans) for item in items if text_alone(item) is None)
-    return len(items) + pieces + (sum(len(item.entities) for item in items) if brings else 0)
+    return len(items) + pieces + (sum(len(item.entities) for item in items) if has_entities else 0)
 
 
 def job_payloads(
@@ -134,7 +134,7 @@ def _job(request: Request, job_id: str, part: Part, stamp: JobHeader) -> bytes:
         tenant=stamp.tenant,
         weight=stamp.weight,
         traceparent=stamp.traceparent,
-        written_to=stamp.written_to,
+        stream_to=stamp.stream_to,
         item_answer_bytes=stamp.item_answer_bytes,
         document_pages=budget.pages,
         document_bytes=budget.bytes,

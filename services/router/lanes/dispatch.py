@@ -72,7 +72,7 @@ class Answered:
 class Streamed(Protocol):
     """Receives parts of a request's answers, to stream them to its client."""
 
-    def add(self, job: int, part: worker_pb2.WrittenText) -> None:
+    def add(self, job: int, part: worker_pb2.JobDelta) -> None:
         """Add a part of the answer to the request's job `job`. It may be lost or repeated."""
 
 
@@ -264,7 +264,7 @@ class Dispatcher:
         for request, index in pending.waiting:
             request.accept(index, outcome, len(result))
 
-    def streamed(self, part: worker_pb2.WrittenText) -> None:
+    def streamed(self, part: worker_pb2.JobDelta) -> None:
         """Hand a part of a job's answer to the requests that stream it."""
         pending = self._pending.get(part.job_id)
         for request, index in () if pending is None else pending.waiting:

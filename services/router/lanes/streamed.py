@@ -45,7 +45,7 @@ class StreamedTexts:
         self._is_ended = False
         self._news = asyncio.Event()
 
-    def add(self, job: int, part: worker_pb2.WrittenText) -> None:
+    def add(self, job: int, part: worker_pb2.JobDelta) -> None:
         """Add a part of a text of the request's job `job`."""
         if self._is_ended or job >= len(self.first_items):
             return

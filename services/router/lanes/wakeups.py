@@ -33,8 +33,9 @@ EXPIRES_SOON_MS: Final = 1_500
 slow, and would find them too late.
 """
 DECLINED_SECONDS: Final = 0.1
-"""After an offer found no worker, notifications of the lane do not offer it again for this long. A
-pull that begins to wait is still offered the lane at once, and `remind` offers it once a second.
+"""Time after an offer without a worker during which notifications of the lane do not offer it
+again. A pull that begins to wait is still offered the lane at once, and `remind` offers it once a
+second.
 """
 MAX_OFFERED_LANES: Final = 64
 """Maximum lanes offered to a pull when it begins to wait; `remind` goes through all of them."""

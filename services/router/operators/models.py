@@ -126,15 +126,15 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         workers = self._view.snapshot.in_pool(pool)
         if not workers:
             raise NoCapacity(f"pool {pool} has no worker", field="pool")
-        place = self._place(model, workers)
+        place = self._choose_worker(model, workers)
         if place is not None:
             await self._order(place, worker_pb2.Directive(load_model=model))
         # If no worker is left for one more copy, wait for the copies that are being loaded.
-        coming = [worker for worker in workers if worker.state(model) in LOADING_STATES]
-        for worker in [place] if place is not None else coming:
+        loading = [worker for worker in workers if worker.state(model) in LOADING_STATES]
+        for worker in [place] if place is not None else loading:
             await self._resident(model, worker)
 
-    def _place(self, model: str, workers: Sequence[WorkerRecord]) -> WorkerRecord | None:
+    def _choose_worker(self, model: str, workers: Sequence[WorkerRecord]) -> WorkerRecord | None:
         """Return the worker to load one more copy, or None if all that stay hold the model or will
         soon.
 

@@ -180,7 +180,7 @@ class _Estimate:
     is_measured: bool
     """Whether a copy has measured the speed; otherwise it is assumed."""
     waiting_seconds: float
-    """For how long its copies have work."""
+    """Time for which its copies have work."""
 
 
 class _Planner:

@@ -131,7 +131,7 @@ class ModelFiles:
             base = self._base(copy.directory, name, on_progress)
             if not is_merged(copy.directory, base.directory):
                 base.close()
-                raise _is_adapter(name)
+                raise _adapter_error(name)
             return copy.over(base)
         except (ModelNotFound, ModelBroken) as error:
             copy.close()
@@ -147,7 +147,7 @@ class ModelFiles:
         if found is not None:
             return self.readable(found)
         if not is_merged(directory, None):
-            raise _is_adapter(name)
+            raise _adapter_error(name)
         needed = f"an adapter of the model {name!r}, which is also needed"
         if self._store is None or on_progress is None:
             raise ModelBroken(f"{needed} but missing on this worker")
@@ -326,7 +326,7 @@ def _weight_bytes(directory: Path, base: Path | None, item_bytes: int) -> int:
     )
 
 
-def _is_adapter(base: str) -> ModelBroken:
+def _adapter_error(base: str) -> ModelBroken:
     return ModelBroken(
         f"is an adapter of {base!r}, which is not an image model: request that model, with this as "
         "its `adapter`"

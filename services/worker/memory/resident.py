@@ -17,8 +17,8 @@ from services.worker.scheduling.meter import Meter
 REPORT_FAILURE_SECONDS: Final = 60.0
 
 UNUSED_SECONDS: Final = 1.0
-"""How long a newly loaded, unused adapter is protected from eviction. Otherwise two adapters could
-evict each other forever (thrashing).
+"""Time for which a newly loaded, unused adapter is protected from eviction. Otherwise two adapters
+could evict each other forever (thrashing).
 """
 
 
@@ -60,7 +60,7 @@ class AdapterCache:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when something changes that a load may be waiting for."""
     plain_used: float = 0.0
-    """When jobs without an adapter were last pulled."""
+    """The time at which jobs without an adapter were last pulled."""
 
     @property
     def bytes(self) -> int:

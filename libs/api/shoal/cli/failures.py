@@ -1,4 +1,4 @@
-"""How commands report failures: words on stderr and exit status 1."""
+"""Reports of failures of commands: a message on stderr and exit status 1."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _ADVICE: tuple[tuple[type[ShoalError], str], ...] = (
             "folder"
         ),
     ),
-    (ModelBroken, "`shoal models show MODEL` says why it cannot be loaded"),
+    (ModelBroken, "`shoal models show MODEL` shows why it cannot be loaded"),
     (InputTooLong, "truncate it with --truncation end, or choose a model for longer texts"),
     (TaskNotSupported, "`shoal models show MODEL` lists its tasks"),
     (Overloaded, "the mesh is overloaded: try again later, or with a longer --timeout"),
@@ -116,7 +116,7 @@ def exit_on_failure() -> Iterator[None]:
 
 def _discard_stdout() -> None:
     """Let the interpreter's own flush at its end succeed, which would print the error again."""
-    with suppress(OSError, ValueError):  # stdout may be no file
+    with suppress(OSError, ValueError):  # stdout may not be a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

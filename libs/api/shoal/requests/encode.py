@@ -291,11 +291,11 @@ STREAMED_BYTES = 4 << 20
 gRPC's default, and the router frees sent parts early. For smaller answers one message costs less.
 """
 ASSUMED_DIMENSIONS = 1_024
-"""Of dense vectors, if the call does not say: as many as large encoders have. Small ones have
-384.
+"""Assumed length of dense vectors if the call does not set it: that of large encoders. Small ones
+have 384.
 """
 ASSUMED_TOKEN_DIMENSIONS = 128
-"""Of a token's vector: late-interaction models have 96 or 128."""
+"""Assumed length of a token's vector: late-interaction models have 96 or 128."""
 ASSUMED_ENTRIES = 256
 """Entries of a sparse row, 8 bytes each: SPLADE models return 100 to 300."""
 CHARACTERS_PER_TOKEN = 4

@@ -62,7 +62,7 @@ class BoundaryPlaces:
     """Tokens of the fields of structures, then of entities, then of each relation's head and
     tail."""
     records: tuple[tuple[bool, ...], ...]
-    """For each structure and field, whether it has a single value."""
+    """Whether a field has a single value, for each structure and field."""
     relations: int
     """Number of relations."""
     threshold: float

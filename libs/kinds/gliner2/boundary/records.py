@@ -45,7 +45,7 @@ class Record:
     anchor: int
     """The span that identifies the record."""
     fields: tuple[tuple[tuple[int, float], ...], ...]
-    """For each field, its spans with the probability that they belong to this record."""
+    """The spans of each field with the probability that they belong to this record."""
 
 
 @dataclass(frozen=True, slots=True)

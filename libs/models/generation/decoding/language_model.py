@@ -25,8 +25,11 @@ from libs.models.work import YieldPoint, never_yield
 
 
 class LanguageHead(nn.Module):
-    """Maps hidden states to scores of the next token. `scale`: a factor on the states (T5).
-    `softcap`: cap * tanh(scores / cap).
+    """Maps hidden states to scores of the next token.
+
+    Args:
+        scale: A factor on the states (T5).
+        softcap: Soft cap of the scores: cap * tanh(scores / cap).
     """
 
     def __init__(

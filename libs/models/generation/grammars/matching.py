@@ -110,8 +110,11 @@ class Grammars:
     """The compiled grammars of one model. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int, stops: Sequence[int]) -> None:
-        """Create the cache. `vocabulary`: ids from here on are not tokens. `stops`: tokens that end
-        an answer.
+        """Create the cache.
+
+        Args:
+            vocabulary: Number of tokens; ids from here on are not tokens.
+            stops: Tokens that end an answer.
         """
         self._tokenizer, self._vocabulary, self._stops = tokenizer, vocabulary, [*stops]
         bits = np.zeros(-(-vocabulary // 32) * 32, np.uint8)

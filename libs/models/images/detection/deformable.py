@@ -25,22 +25,24 @@ Sizes = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class DinoSpec:
-    """Sizes of the model. `points`: samples of deformable attention on each of `levels` maps.
-    `tokens`: length of the longest prompt.
-    """
+    """Sizes of the model."""
 
     width: int
     levels: int
+    """Number of feature maps."""
     encoder_layers: int
     encoder_heads: int
     encoder_ffn: int
     encoder_points: int
+    """Samples of deformable attention on each map, in the encoder."""
     decoder_layers: int
     decoder_heads: int
     decoder_ffn: int
     decoder_points: int
+    """Samples of deformable attention on each map, in the decoder."""
     queries: int
     tokens: int
+    """Length of the longest prompt."""
     temperature: float
     activation: Activation
     eps: float
@@ -108,10 +110,10 @@ class DeformableAttention(nn.Module):
 
     def __init__(self, spec: DinoSpec, heads: int, points: int) -> None:
         super().__init__()
-        reads = heads * spec.levels * points
+        samples = heads * spec.levels * points
         self.sampling_offsets, self.attention_weights = (
-            nn.Linear(spec.width, 2 * reads),
-            nn.Linear(spec.width, reads),
+            nn.Linear(spec.width, 2 * samples),
+            nn.Linear(spec.width, samples),
         )
         self.value_proj, self.output_proj = (
             nn.Linear(spec.width, spec.width),
@@ -294,7 +296,13 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, boxes: Tensor, image: Tensor, text: Tensor, sizes: Sizes
     ) -> Tensor:
-        """Run the layer. `x`, `positions`: [queries, width]; `boxes`: [queries, 4]."""
+        """Run the layer.
+
+        Args:
+            x: [queries, width]
+            positions: [queries, width]
+            boxes: [queries, 4]
+        """
         placed = x + positions
         x = self.self_attn_layer_norm.forward(x + self.self_attn.forward(placed, placed, x))
         x = self.encoder_attn_text_layer_norm.forward(

@@ -107,8 +107,11 @@ class Detector:
     def regions(
         self, sequence: InputSequence, output: Output, thresholds: Sequence[float] = ()
     ) -> tuple[Region, ...]:
-        """Return an image's regions, best first. `output`: the head's for its sequence.
-        `thresholds`: one for each label.
+        """Return an image's regions, best first.
+
+        Args:
+            output: The head's output for the sequence.
+            thresholds: One for each label.
         """
         asked = sequence.input
         if not isinstance(asked, RegionOptions) or not isinstance(output, np.ndarray):

@@ -1,4 +1,4 @@
-"""How a request's answers are chosen: sampling, stop strings, their number, and log probabilities.
+"""The choice of a request's answers: sampling, stop strings, their number, and log probabilities.
 Pure.
 """
 

@@ -217,11 +217,11 @@ class _Events:
     def render(self, reply: pb.ExtractStreamResponse) -> bytes:
         """Return the events of a reply. Raises HttpError."""
         if not reply.HasField("response"):
-            said = (
+            pieces = (
                 (delta.item, self._streamed[delta.item].next_text([delta]))
                 for delta in reply.deltas
             )
-            return b"".join(self._chunk(index, text) for index, text in said if text)
+            return b"".join(self._chunk(index, text) for index, text in pieces if text)
         results = enumerate(reply.response.results)
         ends = b"".join(
             self._chunk(

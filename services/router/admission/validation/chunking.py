@@ -41,7 +41,7 @@ class ChunkedItem:
     bytes: int
     chunks: int
     budget: TextBudget = NO_TEXT
-    """Of a document."""
+    """The budget of a document's text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
         items.images.update({index: _layers_alone(own) for index, own in items.images.items()})
     repeated = labels or (card.labels if card is not None and task == "classify" else ())
     if task == "text":
-        answer_bounds.check_written(
+        answer_bounds.check_generated(
             request.text, (item.pages for item in items.images.values()), len(items.sizes)
         )
     elif task != "regions":  # any number of regions may have the same label

@@ -41,8 +41,8 @@ have 0.8 million scores.
 """
 
 RELIEF_INTERVAL_SECONDS: Final = 0.05
-"""How often finishing threads are checked for one that has not yielded, while large answers are
-made.
+"""Interval at which finishing threads are checked for one that has not yielded, while large answers
+are made.
 """
 
 GiveWay = Callable[[], None]

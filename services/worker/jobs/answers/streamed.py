@@ -118,13 +118,13 @@ class StreamedParts:
             await asyncio.sleep(INTERVAL_SECONDS if sent else FAILED_SECONDS)
         self._is_sending = False
 
-    async def _send_parts(self, parts: list[worker_pb2.WrittenText]) -> bool:
+    async def _send_parts(self, parts: list[worker_pb2.JobDelta]) -> bool:
         """Return False if they could not be sent."""
         if not parts:
             return True
-        request = worker_pb2.WrittenRequest(worker_id=self._link.identity.worker_id, texts=parts)
+        request = worker_pb2.DeltasRequest(worker_id=self._link.identity.worker_id, deltas=parts)
         try:
-            await self._link.send_texts(request)
+            await self._link.send_deltas(request)
         except ShoalError as error:
             log.debug("parts of answers could not be streamed: %s", error)
             return False
@@ -145,7 +145,7 @@ def _is_held(held: HeldJob) -> bool:
     return not held.unwanted and held.number in held.lease.jobs
 
 
-def _parts(growing: Iterable[_GrowingText]) -> list[tuple[HeldJob, int, worker_pb2.WrittenText]]:
+def _parts(growing: Iterable[_GrowingText]) -> list[tuple[HeldJob, int, worker_pb2.JobDelta]]:
     """Return the text of each sequence that is not streamed yet. Runs in a thread."""
     found = []
     for progress in growing:
@@ -160,9 +160,9 @@ def _parts(growing: Iterable[_GrowingText]) -> list[tuple[HeldJob, int, worker_p
         if not text.startswith(streamed) or len(text) == len(streamed):
             continue
         (item, page), job = places[progress.index], held.job
-        part = worker_pb2.WrittenText(
+        part = worker_pb2.JobDelta(
             job_id=job.job_id,
-            router=job.written_to,
+            router=job.stream_to,
             batch_id=held.lease.batch_id,
             item=item,
             page=page,
@@ -173,7 +173,7 @@ def _parts(growing: Iterable[_GrowingText]) -> list[tuple[HeldJob, int, worker_p
     return found
 
 
-_ChunkPart = tuple[HeldJob, int, worker_pb2.WrittenText]
+_ChunkPart = tuple[HeldJob, int, worker_pb2.JobDelta]
 """A job, and the number of chunks of a part."""
 
 
@@ -212,9 +212,9 @@ def _chunk_part(held: HeldJob) -> _ChunkPart | None:
     chunks = codec.part_of(result, revision=model.card.revision, embedding_id=held.embedding_id)
     if len(chunks) > MAX_CHUNKS_BYTES:
         return None
-    part = worker_pb2.WrittenText(
+    part = worker_pb2.JobDelta(
         job_id=job.job_id,
-        router=job.written_to,
+        router=job.stream_to,
         batch_id=held.lease.batch_id,
         offset=held.streamed_chunks,
         chunks=chunks,

@@ -34,7 +34,7 @@ class Launched:
     is_ahead: bool
     """Whether another batch was on the device when it was launched."""
     cut_next_at: float
-    """When to cut the next batch."""
+    """The time at which to cut the next batch."""
     is_over: bool = False
 
     @property

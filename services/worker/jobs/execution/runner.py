@@ -80,9 +80,9 @@ UNMEASURED_BUDGET_DIVISOR: Final = 8
 """Divisor of the token budget for a model of unknown speed while the device is shared."""
 
 LAUNCH_LEAD_SECONDS: Final = 0.002
-"""How long before the earliest expected end of a batch the next one is cut and launched. Cutting,
-packing and the first launches take the host about 1 ms; a longer lead would miss jobs that arrive
-in time.
+"""Time before the earliest expected end of a batch at which the next one is cut and launched.
+Cutting, packing and the first launches take the host about 1 ms; a longer lead would miss jobs that
+arrive in time.
 """
 
 MIN_AHEAD_SECONDS: Final = 0.001
@@ -92,8 +92,8 @@ the next one larger.
 """
 
 BATCH_POLL_SECONDS: Final = 0.0005
-"""How often the device thread, waiting to cut the next batch, checks whether the current one ended
-early.
+"""Interval at which the device thread, waiting to cut the next batch, checks whether the current
+one ended early.
 """
 
 
@@ -720,7 +720,7 @@ class Runner:
             if isinstance(outcome, Unfinished):
                 self._begun.add(held.number)
                 unfinished.append((held, replace(one, tokens=1)))
-                if held.job.written_to and outcome.ids:
+                if held.job.stream_to and outcome.ids:
                     self._outcomes.stream(held, one.index, list(outcome.ids))
                 continue
             if not isinstance(outcome, ShoalError):

@@ -127,8 +127,7 @@ def _unread(source: Path, suffix: str) -> str:
         )
     known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
     return (
-        f"--input {source} must end in {known}; any other text goes to stdin, a text a line: "
-        "--input -"
+        f"--input {source} must end in {known}; send other texts to stdin, one per line: --input -"
     )
 
 

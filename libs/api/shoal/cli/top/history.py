@@ -112,7 +112,7 @@ class Snapshot:
 
 
 _Counters = dict[tuple[str, ...], tuple[float, float]]
-"""By worker or lane: a time, and the counter at that time."""
+"""A time and the counter at that time, by worker or lane."""
 
 
 class History:

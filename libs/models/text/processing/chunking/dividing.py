@@ -23,8 +23,8 @@ from libs.models.text.tokenising.text import TextProcessor, WholeText
 from libs.models.work import CancelCheck, Chunking, EncodeWork, Span
 
 MAX_CONTEXT_CHARACTERS: Final = 4 << 20
-"""Of the contexts of all chunks of a text together. The router's own, which knows only an
-estimate.
+"""Maximum length of the contexts of all chunks of a text together. It is also the router's limit,
+which knows only an estimate.
 """
 
 DEFAULT_TOKENS: Final = 512
@@ -46,7 +46,7 @@ space."""
 _WINDOW_CHUNKS: Final = 3
 """A window has at least the characters of this many chunks, by the mean length of a token."""
 _FENCE: Final = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
-"""Where a code block of Markdown begins or ends."""
+"""The beginning or end of a code block of Markdown."""
 _BLANK_LINE: Final = re.compile(r"\n[ \t\r]*\n[ \t]*\Z")
 """The blank line before a block of Markdown. A heading needs none."""
 _BLANK_CHARACTERS: Final = 256

@@ -359,7 +359,7 @@ def test_cost_of_a_step_is_known_before_it(
     ]
 
 
-def test_grammar_and_a_bound_on_ids_decide_what_may_follow(
+def test_grammar_and_a_bound_on_ids_restrict_the_next_token(
     llama: tuple[transformers.PreTrainedModel, LanguageModel],
 ) -> None:
     _, writer = llama

@@ -47,13 +47,13 @@ _TASKS: Final[dict[str, tuple[Task, ...]]] = {
 }
 
 
-def is_image_writer(place: Place) -> bool:
+def is_image_generative(place: Place) -> bool:
     """Return True if a checkpoint is a model that reads images and generates text."""
     config, kind = read_config(place.directory, "config.json"), place.named
-    if config is None or kind not in (None, "writer"):
+    if config is None or kind not in (None, "generative"):
         return False
     if config.values.get("model_type") in CONVERSATIONS:
-        return kind == "writer" or _converses(place.directory, config)
+        return kind == "generative" or _converses(place.directory, config)
     return config.values.get("model_type") in (FLORENCE, ENCODER_DECODER)
 
 
@@ -67,7 +67,7 @@ def _converses(directory: Path, config: Config) -> bool:
     return (directory / GENERATION).is_file() and bool(template_of(directory))
 
 
-def image_writer_card(place: Place) -> Card:
+def image_generative_card(place: Place) -> Card:
     """Raise ModelBroken naming the file and the key at fault."""
     config = need_config(place.directory, "config.json")
     need_tokenizer(place.directory)
@@ -79,7 +79,7 @@ def image_writer_card(place: Place) -> Card:
         model=place.model,
         revision=place.revision(list(_FILES)),
         family=family,
-        kind="writer",
+        kind="generative",
         tasks=_TASKS[family],
         representations=(),
         max_tokens=texts.number("max_position_embeddings", 1024),
@@ -93,7 +93,7 @@ def _conversation(place: Place, config: Config) -> Card:
         model=place.model,
         revision=place.revision(list(_FILES)),
         family=config.text("model_type"),
-        kind="writer",
+        kind="generative",
         tasks=("text",),
         representations=(),
         max_tokens=texts.number("max_position_embeddings", 8192),
@@ -102,4 +102,4 @@ def _conversation(place: Place, config: Config) -> Card:
     return replace(card, template=template_of(place.directory), message_parts=True)
 
 
-KIND: Final = Kind("writer", "image_writer", is_image_writer, image_writer_card)
+KIND: Final = Kind("generative", "image_generative", is_image_generative, image_generative_card)

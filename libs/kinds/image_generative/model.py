@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from libs.catalog.card import Card, ImageSize
 from libs.catalog.checkpoint.files import need_config
-from libs.kinds.image_writer.card import ENCODER_DECODER, FLORENCE
+from libs.kinds.image_generative.card import ENCODER_DECODER, FLORENCE
 from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.settings import read_settings
 from libs.models.generation.model import GenerativeModel
