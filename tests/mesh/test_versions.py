@@ -29,7 +29,7 @@ from tests.support.redis import RedisServer
 from tests.support.texts import texts
 
 ROOT = Path(__file__).parents[2]
-OLD = "e7d43e31fa2948cd1ebdbcedbda41aca021acbef"
+OLD = "e1ca530fbcfacc5fdf9f31d08f3a32403a8351ef"
 MODEL = "random/bert-embed"
 TEXTS = texts(60, shortest=1, longest=12, seed=12)
 REQUESTS = 300
