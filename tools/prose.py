@@ -61,6 +61,10 @@ _TEST_NAME: Final = re.compile(
     r"test_(?:an?|the|what|how|that|which|whose)_"
     r"|test_.*_(?:told|tells?|comes?|came|coming|anew|besides?|whose|nobody|somebody|pictures?)(?:_|$)"
 )
+_SUBJECT: Final = re.compile(
+    r"(?!(?!Bring|Embed|Feed|Seed|Speed)\w+(?:ed|ing)\b)[A-Z][a-z]+,? .*[^.]"
+)
+"""A commit's subject: begins with a verb in its base form, and not with an area and a colon."""
 _CONSTANT: Final = re.compile(r"_?(?:MOST|LEAST|LONGEST|SHORTEST|FEWEST)(?:_|$)")
 _GENERIC: Final = frozenset(
     ["of", "by", "look", "come", "comes", "told", "tell", "answer", "go_on", "between", "at_once"]
@@ -133,15 +137,18 @@ def findings(paths: Iterable[str] = ()) -> Iterator[Finding]:
                 yield finding
 
 
-def commit_findings(commits: str) -> list[Finding]:
+def commit_findings(commits: str) -> Iterator[Finding]:
     """Check the subjects of a range of commits; merges are exempt."""
-    lines = _git("log", "--no-merges", "--format=%h %s", commits).splitlines()
-    found = []
-    for line in lines:
+    for line in _git("log", "--no-merges", "--format=%h %s", commits).splitlines():
         commit, _, subject = line.partition(" ")
-        if len(subject) > MAX_SUBJECT_CHARACTERS or subject.endswith("."):
-            found.append(Finding(commit, 0, "commit subject", subject))
-    return found
+        yield from subject_findings(commit, subject)
+
+
+def subject_findings(commit: str, subject: str) -> Iterator[Finding]:
+    """Check the length, the first word and the words of a commit's subject."""
+    if len(subject) > MAX_SUBJECT_CHARACTERS or not _SUBJECT.fullmatch(subject):
+        yield Finding(commit, 0, "commit subject", subject)
+    yield from _word_findings(commit, 0, subject)
 
 
 def python_findings(path: str, source: str) -> Iterator[Finding]:

@@ -54,3 +54,21 @@ def test_finding_names_the_line_of_a_long_string() -> None:
     source = '"""Return it.\n\nThe rest is told.\n"""\n'
     (finding,) = prose.python_findings("a.py", source)
     assert finding.line == 3
+
+
+@pytest.mark.parametrize(
+    ("subject", "is_good"),
+    [
+        ("Read a file once", True),
+        ("Bring numbers to the device, in one copy", True),
+        ("Serve static embedders: Model2Vec", True),
+        ("Added a file", False),
+        ("Reading files", False),
+        ("docs: read files", False),
+        ("Read a file.", False),
+        ("Return what it has", False),
+        ("Read " + "a " * 40 + "file", False),
+    ],
+)
+def test_commit_subject_is_a_short_imperative(subject: str, is_good: bool) -> None:
+    assert (list(prose.subject_findings("0", subject)) == []) == is_good
