@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUIET := PYTHONWARNINGS=ignore::UserWarning
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo example test kernels-check chaos images-check wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery simulate-mesh bench-soak bench-swap bench-telemetry bench-router bench-peers interop gpu fuzz properties clean bench-edge docs reference eval-published edge-fuzz edge-idle console-check integrations
+.PHONY: help native telemetry-check dashboards chart demo example test test-busy kernels-check chaos images-check wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery simulate-mesh bench-soak bench-swap bench-telemetry bench-router bench-peers interop gpu fuzz properties clean bench-edge docs reference eval-published edge-fuzz edge-idle console-check integrations
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -52,6 +52,10 @@ test: $(VENV)/.dev native k8s-tools ## Run the tests (real redis-server, real gR
 	run -m "not alone" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder; \
 	run -m alone; \
 	[ $$failed = 0 ] && [ $$ran = 1 ]
+
+test-busy: ## Run the tests while BUSY (2) other processes take all cores
+	@pids=; for _ in $$(seq $(or $(BUSY),2)); do (while :; do :; done) & pids="$$pids $$!"; done; \
+	trap "kill $$pids" EXIT INT TERM; $(MAKE) --no-print-directory test
 
 # Always runs: the script checks whether the sources have changed.
 native: | $(BIN)/python ## Compile the kernels in C++ for this machine's CPU, if a compiler is found; without them torch's operators are used
@@ -228,8 +232,9 @@ bench-recovery: $(VENV)/.dev native ## Measure the delay of requests on a killed
 bench-hostile: $(VENV)/.dev native ## Measure memory, and a light tenant's latency, while another tenant sends the largest products
 	$(BIN)/python -m benchmarks.stress.hostile $(ARGS)
 
-simulate-mesh: $(VENV)/.dev ## Measure the cost of heartbeats, their readers and plans with up to 10,000 workers
+simulate-mesh: $(VENV)/.dev ## Measure the cost of heartbeats, their readers, plans with up to 10,000 workers, and connections of up to 300 routers
 	$(BIN)/python -m benchmarks.mesh.registry $(ARGS)
+	$(BIN)/python -m benchmarks.mesh.connections
 	$(BIN)/python -m benchmarks.scheduler.plan --models 1000 --workers 10000
 
 bench-soak: $(VENV)/.dev native ## Run a mesh at 80 % of its capacity and watch memory, threads and files: make bench-soak MINUTES=10

@@ -260,10 +260,9 @@ async def checked(
 def check_summary(checks: Checks) -> str:
     return (
         f"with any weights: {checks.found_themselves} of {checks.photos} photographs are nearest "
-        "to a PNG of the same pixels "
-        f"(cosine at least {checks.lowest_cosine:.4f}), {checks.halves_found} to a copy of half "
-        "the size; images have "
-        f"{checks.dimensions[0]} dimensions, texts {checks.dimensions[1]}"
+        f"to a PNG of the same pixels (cosine at least {checks.lowest_cosine:.4f}), "
+        f"{checks.halves_found} to a copy of half the size; images have {checks.dimensions[0]} "
+        f"dimensions, texts {checks.dimensions[1]}"
     )
 
 

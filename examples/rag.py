@@ -6,9 +6,11 @@ stage.
     python -m examples.rag --store qdrant --reranker cross-encoder/ms-marco-MiniLM-L-6-v2 \\
         --sparse naver/splade-v3
 
-Quality is nDCG@10 over the questions of examples/data/questions.tsv, each with the section that
-answers it (gain 2) and those that help (gain 1). A section's rank is that of its best passage. The
-store searches dense vectors; this script searches sparse ones, which not every store supports.
+Passages are encoded alone (dense) and as late chunks of their whole pages (late), which one pass
+over a page gives. Quality is nDCG@10 over the questions of examples/data/questions.tsv, each with
+the section that answers it (gain 2) and those that help (gain 1). A section's rank is that of its
+best passage. The store searches dense vectors; this script searches sparse ones, which not every
+store supports.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +33,7 @@ import numpy as np
 import shoal
 from rich.console import Console
 from rich.table import Table
+from shoal.errors import TaskNotSupported
 
 from examples import common
 from examples.common import Advice, Floats
@@ -49,7 +53,8 @@ PACKAGES = {
     "chroma": ("chromadb", "chromadb"),
     "lancedb": ("lancedb", "lancedb"),
 }
-STAGES = ("sparse", "dense", "hybrid", "reranked")
+STAGES = ("sparse", "dense", "late", "hybrid", "reranked")
+"""Embedders that have no late chunks have no stage `late`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +173,7 @@ def passages(patterns: Sequence[str], root: Path = ROOT) -> list[Passage]:
             found += [Passage(f"{name} > {heading}", title, text) for text in pieces(body)]
     if not found:
         raise Advice(
-            f"{root} has no pages {' '.join(patterns)}: name others by --pages, or run this "
-            "in a "
+            f"{root} has no pages {' '.join(patterns)}: name others by --pages, or run this in a "
             "checkout of the repository"
         )
     return found
@@ -221,9 +225,8 @@ def questions(file: Path, library: Sequence[Passage], limit: int) -> list[Questi
         text, *judged = line.split("\t")
         if len(judged) != 2:
             raise Advice(
-                f"{file}:{number}: expected a question, a section and other sections, "
-                "separated "
-                "by tabs"
+                f"{file}:{number}: expected a question, a section and other sections, separated by "
+                "tabs"
             )
         best, others = judged
         gains = {section: 1 for section in others.split(" | ") if section} | {best: 2}
@@ -472,11 +475,50 @@ async def search(
     vectors = await common.encode(client, options.embedder, asked, "encoding questions", "query")
     dense = [store.search(vector, FOUND) for vector in vectors]
     clock.stop("dense")
+    late = await late_search(client, options, library, vectors)
+    clock.stop("late")
     hybrid = [fuse(*rankings)[:FOUND] for rankings in zip(dense, sparse, strict=True)]
     clock.stop("hybrid")
     reranked = await rerank(client, options, library, asked, hybrid)
     clock.stop("reranked")
-    return {"sparse": sparse, "dense": dense, "hybrid": hybrid, "reranked": reranked}, clock.seconds
+    found = {"sparse": sparse, "dense": dense, "hybrid": hybrid, "reranked": reranked}
+    return found | ({"late": late} if late else {}), clock.seconds
+
+
+async def late_search(
+    client: shoal.AsyncClient, options: Options, library: Sequence[Passage], asked: Floats
+) -> list[list[int]]:
+    """Return each question's best passages by their vectors as late chunks of their pages, which
+    reflect the text around them; nothing if the embedder has no late chunks.
+
+    Args:
+        asked: The vectors of the questions.
+    """
+    texts: list[str] = []
+    spans: list[list[tuple[int, int]]] = []
+    for _, own in groupby(library, key=lambda passage: page_of(passage.section)):
+        text, places = "", list[tuple[int, int]]()
+        for passage in own:
+            text += "\n\n" if text else ""
+            places.append((len(text), len(text) + len(passage.searched)))
+            text += passage.searched
+        texts.append(text)
+        spans.append(places)
+    try:
+        answer = await client.encode(
+            options.embedder,
+            texts,
+            role="document",
+            representations="dense",
+            normalize=True,
+            chunking=shoal.Chunking("spans", late=True, spans=spans),
+            timeout=common.TIMEOUT,
+        )
+    except TaskNotSupported:
+        return []
+    store = Memory()
+    store.add(answer.dequantize(), library)
+    return [store.search(vector, FOUND) for vector in asked]
 
 
 class Clock:
@@ -580,6 +622,7 @@ async def evaluate(options: Options) -> None:
             "milliseconds_per_question": 1000 * seconds[stage] / len(asked),
         }
         for stage in STAGES
+        if stage in found
     }
     if options.json:
         common.print_json(

@@ -182,10 +182,9 @@ def check_size(manifest: Manifest, limit: int) -> None:
     if manifest.bytes > limit:
         largest = ", ".join(f"{one.name} {one.bytes / 2**20:.1f} MiB" for one in manifest.files[:3])
         raise BundleError(
-            f"the bundle has {manifest.bytes / 2**20:.1f} MiB, and {limit / 2**20:.0f} may "
-            "travel with the tree. "
-            f"Largest: {largest}. Leave out packages that the machine has (MACHINE in "
-            "tools/gpu_bundle.py), or pack it smaller"
+            f"the bundle has {manifest.bytes / 2**20:.1f} MiB, and {limit / 2**20:.0f} may travel "
+            f"with the tree. Largest: {largest}. Leave out packages that the machine has (MACHINE "
+            "in tools/gpu_bundle.py), or pack it smaller"
         )
 
 

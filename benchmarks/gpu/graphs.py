@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from libs.models.graphs.cuda import CudaCapture
-from libs.models.graphs.graphs import Event, Graphs, Owner
+from libs.models.runtime.graphs.cuda import CudaCapture
+from libs.models.runtime.graphs.graphs import Event, Graphs, Owner
 from tests.support.graphs import FakeCapture
 
 MAX_GRAPHS = 64

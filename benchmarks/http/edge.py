@@ -8,8 +8,7 @@ run, four targets.
    (`stub_router.py`), which answers at once with a ready-made vector, and the connections
    (`load.py`) share the last one. CPU of each process shows which one waits.
 3. 64 single texts at once as OpenAI's clients send them, through edge, router and workers, against
-   Infinity's OpenAI endpoint, by the same client (if `make bench-peers` installed
-   it).
+   Infinity's OpenAI endpoint, by the same client (if `make bench-peers` installed it).
 4. One request of 512 texts, by HTTP and by gRPC.
 
 All are started and warmed first, and idle while others are measured. Ratios are taken within a

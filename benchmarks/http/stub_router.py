@@ -1,9 +1,9 @@
 """The face of a router without a mesh, for `benchmarks.http.edge`: `python -m
 benchmarks.http.stub_router`.
 
-A gRPC server that answers Encode at once with one ready-made vector for each text, whatever the
-text is, and health as a router does. It prints the port of loopback that it listens on as a line of
-JSON, and serves until its input ends.
+A gRPC server that answers Encode, alone or on a stream of calls, at once with one ready-made vector
+for each text, whatever the text is, and health as a router does. It prints the port of loopback
+that it listens on as a line of JSON, and serves until its input ends.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from functools import lru_cache
 
 import grpc
 import numpy as np
 import uvloop
-from shoal.v1 import inference_pb2, tensor_pb2
+from shoal.v1 import inference_pb2, multiplex_pb2, tensor_pb2
 
 DIMENSIONS = 384
 SERVING = b"\x08\x01"
 """A serialised grpc.health.v1.HealthCheckResponse."""
 TOKENS_A_TEXT = 8
-Handler = Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[bytes]]
 
 
 @lru_cache(maxsize=64)
@@ -39,7 +38,7 @@ def answer_of(texts: int, dimensions: int = DIMENSIONS) -> bytes:
     ).SerializeToString()
 
 
-async def encode(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+def _encode(request: bytes) -> bytes:
     """Requests of less than a kilobyte are single texts: they are not parsed, so that this process
     costs less than an edge.
     """
@@ -48,14 +47,27 @@ async def encode(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
     )
 
 
+async def encode(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    return _encode(request)
+
+
+async def multiplex(
+    requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+) -> AsyncIterator[bytes]:
+    """Answer the Encode calls of each message with one message. Clients write only after the
+    metadata of an accepted stream.
+    """
+    await context.send_initial_metadata((("x-request-id", "stub"),))
+    async for request in requests:
+        answers = multiplex_pb2.MultiplexResponse()
+        for call in multiplex_pb2.MultiplexRequest.FromString(request).calls:
+            if not call.cancelled:
+                answers.answers.add(number=call.number, response=_encode(call.encode))
+        yield answers.SerializeToString()
+
+
 async def check(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
     return SERVING
-
-
-def _service(name: str, method: str, handler: Handler) -> grpc.GenericRpcHandler:
-    return grpc.method_handlers_generic_handler(
-        name, {method: grpc.unary_unary_rpc_method_handler(handler)}
-    )
 
 
 async def serve() -> None:
@@ -63,11 +75,17 @@ async def serve() -> None:
     server = grpc.aio.server(
         options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     )
-    services = (
-        ("shoal.v1.InferenceService", "Encode", encode),
-        ("grpc.health.v1.Health", "Check", check),
+    inference = {
+        "Encode": grpc.unary_unary_rpc_method_handler(encode),
+        "Multiplex": grpc.stream_stream_rpc_method_handler(multiplex),
+    }
+    health = {"Check": grpc.unary_unary_rpc_method_handler(check)}
+    server.add_generic_rpc_handlers(
+        [
+            grpc.method_handlers_generic_handler("shoal.v1.InferenceService", inference),
+            grpc.method_handlers_generic_handler("grpc.health.v1.Health", health),
+        ]
     )
-    server.add_generic_rpc_handlers([_service(*service) for service in services])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(json.dumps({"port": port}), flush=True)

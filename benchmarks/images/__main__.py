@@ -62,8 +62,7 @@ def main() -> None:
         else platform.processor() or platform.machine()
     )
     print(
-        f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
-        f"{wanted.images} "
+        f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, {wanted.images} "
         f"images, {wanted.rounds} rounds"
     )
     photos = photographs(wanted.images)

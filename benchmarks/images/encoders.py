@@ -31,7 +31,7 @@ from PIL import Image
 from benchmarks.models.families import DTYPES, take_turns
 from libs.models.images.decoding import decode
 from libs.models.images.loading import ImageModel, load_images
-from libs.models.work import InputSequence
+from libs.models.interface.sequences import InputSequence
 
 _PHOTOS = (
     ("sklearn.datasets", "images/china.jpg"),

@@ -45,7 +45,8 @@ _SAMPLES_A_SECOND: Final = 250
 # Stages by the file of a frame, asked in this order from the innermost frame outwards.
 _STAGES: Final[tuple[tuple[str, str], ...]] = (
     (
-        r"/libs/(?:kernels|models/layers|models/text/heads|kinds/.*/head|models/packed_model|models/backbone|models/packed)",
+        r"/libs/(?:kernels|models/layers|models/text/heads|kinds/.*/head"
+        r"|models/runtime/(?:backbone|packed_model)|models/interface/packed)",
         FORWARD,
     ),
     (r"/libs/(?:models/text/(?:processing|tokenising)|kinds/)", "tokenising"),

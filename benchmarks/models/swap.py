@@ -24,7 +24,7 @@ import torch
 from benchmarks.common.texts import MINILM_ID, minilm_directory
 from libs.kernels.linear.packed import has_bfloat16
 from libs.models import EncodeWork, load_model, outputs_of
-from libs.models.work import never_cancelled
+from libs.models.interface.work import never_cancelled
 from services.worker.machine.device import Device, open_device
 from services.worker.memory.files import ModelFiles
 from services.worker.memory.residency import Residency

@@ -216,8 +216,7 @@ class ClientProcess:
         line = await self._process.stdout.readline()
         if not line:
             raise RuntimeError(
-                f"a client process ended with status {await self._process.wait()}; see its "
-                "words "
+                f"a client process ended with status {await self._process.wait()}; see its words "
                 "above"
             )
         return cast("dict[str, Any]", json.loads(line))
@@ -433,8 +432,7 @@ def show(result: Result, console: Console) -> None:
         ),
         (
             f"offered             {result.offered:,} in {result.load_seconds:g} s "
-            f"({result.factor:g} "
-            f"x), due in {result.deadline:g} s"
+            f"({result.factor:g} x), due in {result.deadline:g} s"
         ),
         (
             f"let in              {admitted:,}; answered in time {result.answered_in_time:,}, late "

@@ -19,6 +19,8 @@ import yaml
 from libs.catalog.card import Activation, Dtype, PoolingMode
 from libs.catalog.overrides import Catalog, Hints, Overrides
 from libs.catalog.shapes import At, Choice, Count, Flag, Key, List, OneOrMore, Record, Text, Texts
+from libs.catalog.uncovered import FILE as UNCOVERED
+from libs.catalog.uncovered import NOT_SERVED, read_uncovered
 from libs.errors import InvalidInput
 from libs.kinds.registry import NAMES
 
@@ -166,7 +168,13 @@ def read_catalog(folders: Sequence[Path] = ()) -> Catalog:
     for folder in (SHIPPED, *reversed(folders)):
         for model, overrides in _read_folder(folder).items():
             merged[model] = overrides.over(merged[model]) if model in merged else overrides
-    return Catalog(merged)
+    unserved = {
+        model: group.reason
+        for group in read_uncovered(UNCOVERED)
+        if group.status == NOT_SERVED
+        for model in group.models
+    }
+    return Catalog(merged, unserved)
 
 
 def entries(folder: Path) -> list[Entry]:

@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from libs.catalog import schema
 from libs.catalog.cards import SHIPPED, About, entries
-from libs.catalog.shapes import At, Choice, Key, List, Record, Text
+from libs.catalog.uncovered import FILE as UNCOVERED
+from libs.catalog.uncovered import read_uncovered
 from libs.errors import InvalidInput
 
 FILE = Path(__file__).parents[2] / "docs" / "models.md"
-UNCOVERED = Path(__file__).parent / "uncovered.yaml"
 
 _HEAD = """# Models
 
@@ -98,15 +96,6 @@ not run here.
 
 
 @dataclass(frozen=True, slots=True)
-class Uncovered:
-    """Models without a card."""
-
-    models: tuple[str, ...]
-    status: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """A line of the table."""
 
@@ -115,22 +104,6 @@ class Row:
     kind: str
     status: str
     reason: str
-
-
-_UNCOVERED = List(
-    Record(
-        Uncovered,
-        {
-            "models": Key(List(Text()), "ids", needed=True),
-            "status": Key(
-                Choice(("not yet", "unknown")),
-                "not yet: they cannot be served; unknown: they may be",
-                needed=True,
-            ),
-            "reason": Key(Text(), "why", needed=True),
-        },
-    )
-)
 
 
 def rows() -> list[Row]:
@@ -167,10 +140,9 @@ def _status(about: About) -> str:
 
 
 def _uncovered() -> Iterator[Row]:
-    for node in yaml.compose_all(UNCOVERED.read_text(encoding="utf-8"), yaml.SafeLoader):
-        for group in _UNCOVERED.read(node, At(str(UNCOVERED))):
-            for model in group.models:
-                yield Row(model, "", "", group.status, group.reason)
+    for group in read_uncovered(UNCOVERED):
+        for model in group.models:
+            yield Row(model, "", "", group.status, group.reason)
 
 
 def text() -> str:

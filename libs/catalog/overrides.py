@@ -62,8 +62,13 @@ class Catalog:
     to all revisions.
     """
 
-    def __init__(self, cards: Mapping[str, Overrides] | None = None) -> None:
-        self._cards = dict(cards or {})
+    def __init__(
+        self,
+        cards: Mapping[str, Overrides] | None = None,
+        unserved: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create a catalog. `unserved`: the reasons why published models are not served."""
+        self._cards, self._unserved = dict(cards or {}), dict(unserved or {})
 
     def __str__(self) -> str:
         return f"{len(self._cards)} cards"
@@ -74,6 +79,14 @@ class Catalog:
         if general is None or special is None or special is general:
             return special or general
         return special.over(general)
+
+    def refuse_unserved(self, model: str) -> None:
+        """Raise ModelBroken, with the reason and often another model, for a published model that is
+        not served. A card allows it.
+        """
+        reason = self._unserved.get(model.partition("@")[0])
+        if reason is not None and self.overrides(model) is None:
+            raise ModelBroken(f"{model} is not served: {reason}")
 
     def cards(self) -> Iterable[Overrides]:
         """Return every card, in no order."""

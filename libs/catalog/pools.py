@@ -126,8 +126,7 @@ _POOL = Record(
             Number(),
             (
                 "seconds for which the last worker stays without work, default as long as a new "
-                "one "
-                "would take to start"
+                "one would take to start"
             ),
         ),
         "target_utilization": Key(

@@ -183,9 +183,8 @@ class Size:
             raise at.wrong(
                 node,
                 (
-                    f"is {text[:40]!r}, which is not a number of bytes, such as 24000000000, "
-                    "24GB or "
-                    "22.5GiB"
+                    f"is {text[:40]!r}, which is not a number of bytes, such as 24000000000, 24GB "
+                    "or 22.5GiB"
                 ),
             )
         return int(float(found[1]) * _UNITS[found[3] or ""])

@@ -180,8 +180,7 @@ def _verified(
             entries = tensor_entries(into, str(part.relative_to(into)))
             if found != digest or len(entries) != tensors:
                 raise ModelBroken(
-                    f"{step.source}: its conversion was not written as it was computed: the "
-                    "disk "
+                    f"{step.source}: its conversion was not written as it was computed: the disk "
                     "may be faulty"
                 )
             return Converted(
@@ -199,8 +198,7 @@ def _verified(
         case {"sha256": str(digest), "tokenizers": str(library), **counts}:
             if file_sha256(part) != digest:
                 raise ModelBroken(
-                    f"{step.source}: its conversion was not written as it was computed: the "
-                    "disk "
+                    f"{step.source}: its conversion was not written as it was computed: the disk "
                     "may be faulty"
                 )
             return Converted(

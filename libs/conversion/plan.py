@@ -112,8 +112,7 @@ def torch_weights(names: Collection[str], *, is_open_clip: bool = False) -> tupl
     found = [name for name in found if name != _OPEN_CLIP]
     if len(found) > 1:
         raise ModelBroken(
-            f"{found[0]}: one of {len(found)} torch files ({', '.join(found[:5])}), and none "
-            "is "
+            f"{found[0]}: one of {len(found)} torch files ({', '.join(found[:5])}), and none is "
             f"named {SINGLE}"
         )
     return tuple(found)

@@ -116,8 +116,7 @@ class _Storages:
         _, kind, key, _, count = saved[:5]
         if len(saved) == 6 and saved[5] is not None:
             raise Refused(
-                f"has a view of the storage {str(key)[:100]!r}, as only torch before 0.4 "
-                "wrote: "
+                f"has a view of the storage {str(key)[:100]!r}, as only torch before 0.4 wrote: "
                 "save it again"
             )
         if (
@@ -130,8 +129,7 @@ class _Storages:
         dtype = torch.uint8 if kind is torch.UntypedStorage else getattr(kind, "dtype", None)
         if not isinstance(dtype, torch.dtype):
             raise Refused(
-                f"has the storage {key[:100]!r} of the class {str(kind)[:100]}, which is not "
-                "one "
+                f"has the storage {key[:100]!r} of the class {str(kind)[:100]}, which is not one "
                 "of numbers"
             )
         size = (count, dtype.itemsize)

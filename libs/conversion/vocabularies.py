@@ -243,8 +243,7 @@ def tokenizer_json(files: Mapping[str, bytes]) -> str:
         name = next((name for name in SENTENCEPIECE_FILES if name in files), "")
         if not name:
             raise Refused(
-                f"no vocabulary: neither {WORDPIECE_FILE}, nor {' with '.join(BPE_FILES)}, "
-                "nor a "
+                f"no vocabulary: neither {WORDPIECE_FILE}, nor {' with '.join(BPE_FILES)}, nor a "
                 "SentencePiece model"
             )
         tokenizer = _sentencepiece(settings, read_pieces(files[name]))

@@ -32,7 +32,13 @@ TEXT_BYTES: Final = 256 << 10
 JOB_TEXT_BYTES: Final = 32 << 20
 """Maximum size of the texts of all pages of a job."""
 CHUNKED_BYTES: Final = 1 << 20
-"""Maximum size of an item's text that is divided into chunks, as UTF-8."""
+"""Maximum size of an item's text that is divided into chunks, as UTF-8, unless it is a document's;
+documents of a request that have no larger share may have it together.
+"""
+DIVIDED_BYTES: Final = 8 << 20
+"""Maximum size of the text of a document that is divided into chunks, as UTF-8: as it is divided,
+parts of it are in memory.
+"""
 CHUNKED_PAGES: Final = 1024
 """Pages of one item of which the text is divided into chunks. Reading a text takes milliseconds,
 where drawing a page takes a tenth of a second.

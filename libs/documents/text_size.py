@@ -41,8 +41,8 @@ NO_TEXT: Final = TextBudget(0, 0)
 def budget_of(data: bytes, pages: int, documents: int) -> TextBudget:
     """Return the share of one document in the budget of all documents of a request.
 
-    All documents may have at least 1 MiB together, so a document that is sent alone is never
-    refused by its estimate.
+    All documents may have at least 1 MiB together, so a document of less text that is sent alone
+    is never refused by its estimate.
 
     Args:
         pages: Pages that may be read of it.
@@ -51,18 +51,21 @@ def budget_of(data: bytes, pages: int, documents: int) -> TextBudget:
     most = max(
         TEXT_FACTOR * estimated_text_bytes(data, pages), -(-limits.CHUNKED_BYTES // documents)
     )
-    return TextBudget(pages, min(most, limits.CHUNKED_BYTES))
+    return TextBudget(pages, min(most, limits.DIVIDED_BYTES))
 
 
 def estimated_text_bytes(data: bytes, pages: int) -> int:
-    """Return the estimated UTF-8 bytes of the text of a document's first `pages` requested pages,
-    at most those that an item may have.
+    """Return the estimated UTF-8 bytes of the text of a document's first `pages` requested pages.
+
+    It is at most 1 MiB for formats that may be mostly images, and otherwise as much as a document
+    may have.
     """
+    most = limits.CHUNKED_BYTES
     match family(data):
         case "pdf":
             found = min(len(data), pages * PDF_PAGE_BYTES)
         case "archive":
             found = min(ARCHIVE_EXPANSION * len(data), pages * limits.TEXT_BYTES)
         case _:
-            found = min(len(data), pages * limits.TEXT_BYTES)
-    return max(1, min(found, limits.CHUNKED_BYTES))
+            found, most = min(len(data), pages * limits.TEXT_BYTES), limits.DIVIDED_BYTES
+    return max(1, min(found, most))

@@ -4,6 +4,7 @@ not matter.
 
 from __future__ import annotations
 
+from libs.queue.keys import FLEET_KEYS
 from libs.queue.scripts import CLOCK, Reply, Rest, script
 
 (
@@ -20,32 +21,11 @@ from libs.queue.scripts import CLOCK, Reply, Rest, script
     CARD_CHANGES,
     FAILURES,
     STRIKES,
-    ROUTERS,
     LEADER,
     FENCES,
     NOTES,
-) = (
-    f"v1:{{fleet}}:{part}"
-    for part in (
-        "workers",
-        "changes",
-        "gone",
-        "heard",
-        "usage",
-        "disks",
-        "disk_tags",
-        "generation",
-        "counter",
-        "cards",
-        "card_changes",
-        "failures",
-        "strikes",
-        "routers",
-        "leader",
-        "fences",
-        "notes",
-    )
-)
+) = FLEET_KEYS
+ROUTERS = "v1:{fleet}:routers"
 
 _REGISTER = {
     "workers": WORKERS,

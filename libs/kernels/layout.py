@@ -1,7 +1,7 @@
 """The layout of a packed batch for attention kernels: which queries attend to which keys.
 
-Built once per batch on the host (`libs/models/packed.py`), so kernels never read lengths from the
-device.
+Built once per batch on the host (`libs/models/interface/packed.py`), so kernels never read lengths
+from the device.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
 """Models as a library: `load_model`, then `prepare` (threads), `forward` (the device thread) and
 `finish` (threads).
 
-`model.py` is the interface of a model, `work.py` its requests and `results.py` its results.
-`packed_model.py` implements it with backbones (`backbone.py`: an encoder and its heads). All kinds
-of models share this folder and `layers/`, the packed encoder; `text/` is for text models and
-`images/` for image models. The package depends on torch, safetensors, tokenizers and numpy, and
-`images/` on Pillow too; nothing depends on a service.
+`README.md` draws its parts. `interface/` has the protocol of a model, its requests and its results;
+`runtime/` implements it with backbones (an encoder and its heads) over `layers/`; `text/` is for
+text models and `images/` for image models. The package depends on torch, safetensors, tokenizers
+and numpy, and `images/` on Pillow too; nothing depends on a service.
 """
 
-from libs.models.loading import load_model, load_served_model
-from libs.models.model import Model, Parked
-from libs.models.packed_model import PackedModel
-from libs.models.results import (
+from libs.models.interface.model import Model, Parked
+from libs.models.interface.results import (
     EncodeResult,
     Entity,
     Extraction,
@@ -25,48 +22,52 @@ from libs.models.results import (
     SparseRows,
     Stored,
 )
-from libs.models.schema import (
+from libs.models.interface.schema import (
     Schema,
     SchemaClassification,
     SchemaField,
     SchemaLabel,
     SchemaStructure,
 )
-from libs.models.work import (
+from libs.models.interface.sequences import (
     GENERATE,
+    Forwarded,
+    GeneratedIds,
+    Head,
+    InputRows,
+    InputSequence,
+    Output,
+    Prepared,
+    SparseRow,
+    Unfinished,
+    YieldPoint,
+    is_finite,
+    never_yield,
+    outputs_of,
+)
+from libs.models.interface.work import (
     Aggregation,
     CancelCheck,
     ClassifyWork,
     DataType,
     EncodeWork,
     EntitiesWork,
-    Forwarded,
-    GeneratedIds,
     Given,
-    Head,
-    InputRows,
-    InputSequence,
-    Output,
     Part,
     Parts,
-    Prepared,
     RegionsWork,
     RelationsWork,
     Representation,
     Role,
     Scale,
     ScoreWork,
-    SparseRow,
     StructureWork,
     Truncation,
-    Unfinished,
     Work,
-    YieldPoint,
-    is_finite,
-    never_yield,
-    outputs_of,
     with_truncation,
 )
+from libs.models.loading import load_model, load_served_model
+from libs.models.runtime.packed_model import PackedModel
 
 __all__ = [
     "GENERATE",

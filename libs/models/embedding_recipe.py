@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
 from libs.catalog.card import Card
 from libs.embedding_id import Recipe, check_expected, embedding_id, is_expected, recipe_of
+from libs.models.interface.work import EncodeWork, Role, Truncation
 from libs.models.text.checks import adapter_of, prompt_of
-from libs.models.work import EncodeWork, Role, Truncation
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -11,9 +11,10 @@ import torch
 from libs.catalog.detect import detect
 from libs.catalog.overrides import Overrides
 from libs.errors import ModelBroken
-from libs.models.model import Model
-from libs.models.packed_model import PackedModel
-from libs.models.source import Source
+from libs.kinds.kind import Kind
+from libs.models.interface.model import Model
+from libs.models.interface.source import Source
+from libs.models.runtime.packed_model import PackedModel
 
 GENERATIVE: Final = "generative"
 """The kind of generative models."""
@@ -30,14 +31,14 @@ def load_model(
     """Load a model that is not generative, as `load_served_model` does. Raises ModelBroken for
     others.
     """
-    _, kind = detect(directory, model_id, overrides, base)
+    source = Source(directory, model_id, device, dtype, overrides, base)
+    kind = _kind_of(source)
     if kind.name == GENERATIVE:  # before its weights are read
         raise ModelBroken(
             f"models of the kind {kind.name!r}, such as {model_id}, have no vectors, scores or "
             "labels"
         )
-    model = load_served_model(directory, model_id, device, dtype, overrides, base)
-    return cast("PackedModel", model)
+    return cast("PackedModel", _load(kind, source))
 
 
 def load_served_model(
@@ -65,8 +66,15 @@ def load_served_model(
     Raises ModelBroken with the file and the key or tensor at fault, or with the accuracy that int8
     would lose.
     """
-    _, kind = detect(directory, model_id, overrides, base)
-    model: Model = import_module(f"libs.kinds.{kind.folder}.model").load(
-        Source(directory, model_id, device, dtype, overrides, base, memory_bytes)
-    )
+    source = Source(directory, model_id, device, dtype, overrides, base, memory_bytes)
+    return _load(_kind_of(source), source)
+
+
+def _kind_of(source: Source) -> Kind:
+    _, kind = detect(source.directory, source.model_id, source.overrides, source.base)
+    return kind
+
+
+def _load(kind: Kind, source: Source) -> Model:
+    model: Model = import_module(f"libs.kinds.{kind.folder}.model").load(source)
     return model

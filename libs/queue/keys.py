@@ -50,6 +50,25 @@ KEYS = (
     "tenant_of",
 )
 """The keys of one lane, by their names in its scripts (`lua/`), with their types."""
+FLEET_KEYS: Final = (
+    "v1:{fleet}:workers",
+    "v1:{fleet}:changes",
+    "v1:{fleet}:gone",
+    "v1:{fleet}:heard",
+    "v1:{fleet}:usage",
+    "v1:{fleet}:disks",
+    "v1:{fleet}:disk_tags",
+    "v1:{fleet}:generation",
+    "v1:{fleet}:counter",
+    "v1:{fleet}:cards",
+    "v1:{fleet}:card_changes",
+    "v1:{fleet}:failures",
+    "v1:{fleet}:strikes",
+    "v1:{fleet}:leader",
+    "v1:{fleet}:fences",
+    "v1:{fleet}:notes",
+)
+"""The keys of the registry (`libs/fleet`) that the scheduler uses, too."""
 _MAX_LANES = 8192
 """Number of lanes with cached names and keys, about 12 MB: bounded because clients can invent any
 number of models.
@@ -110,9 +129,7 @@ class WakeupLeft:
 
 
 _LEFT: Final = "!\t"
-"""Prefix of such a message (pull.lua). Routers from before 2026-11-24 read it as one for an unknown
-worker.
-"""
+"""Prefix of such a message (pull.lua). No worker's id begins with a tab."""
 
 
 def parse_wakeup(message: str) -> LaneKey | WakeupLeft | WorkerWakeup:

@@ -19,7 +19,8 @@ from libs.errors import NoCapacity
 from libs.queue import operations, upkeep
 from libs.queue.chunks import CALL_JOBS, batched, chunks_of, is_large
 from libs.queue.clock import RedisClock
-from libs.queue.connection.client import Subscriber, translated
+from libs.queue.connection.channels import Channels
+from libs.queue.connection.client import translated
 from libs.queue.connection.requirements import check_redis
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
 from libs.queue.keys import (
@@ -106,10 +107,11 @@ class Lanes:
         # Batch ids are never reused, even after Redis lost its data: a late answer must not end
         # another batch's lease.
         self._batch_prefix = secrets.token_hex(6)
-        # The state: the number of the next batch; how often a subscription or publication has
-        # failed; the last gauges.
+        self._channels = Channels(
+            redis, lambda: [client for client, _ in self.masters.group_slots()]
+        )
+        # The state: the number of the next batch; the last gauges.
         self._batch_numbers = count(1)
-        self._broken_channels = 0
         self._gauges: list[LaneGauges] = []
 
     async def check(self, *, again: bool = False) -> bool:
@@ -436,7 +438,7 @@ class Lanes:
         The first value is None: notifications may have been missed. Ends only by NoCapacity, when
         the connection is lost; call again.
         """
-        async for message in self._messages(WAKEUP_CHANNEL):
+        async for message in self._channels.messages(WAKEUP_CHANNEL):
             yield None if message is None else parse_wakeup(message.decode())
 
     @property
@@ -446,48 +448,14 @@ class Lanes:
 
     async def publish_streamed(self, router_id: str, parts: bytes) -> None:
         """Send generated text to another router. It is lost if that router does not listen."""
-        try:
-            with translated():
-                await self._any_master().publish(f"{STREAMED_CHANNEL}:{router_id}", parts)
-        except NoCapacity:
-            self._broken_channels += 1
-            raise
+        await self._channels.publish_to_one(f"{STREAMED_CHANNEL}:{router_id}", parts)
 
     async def streamed_texts(self) -> AsyncGenerator[bytes, None]:
         """Yield generated text from other routers. Ends only by NoCapacity, as `wakeups` does."""
-        async for message in self._messages(f"{STREAMED_CHANNEL}:{self._router_id}"):
+        channel = f"{STREAMED_CHANNEL}:{self._router_id}"
+        async for message in self._channels.messages(channel, is_only_one=True):
             if message is not None:
                 yield message
-
-    async def _messages(self, channel: str) -> AsyncGenerator[bytes | None, None]:
-        """Yield the messages of a channel, after None.
-
-        Messages of a cluster reach the subscribers at all its nodes, so one master is enough.
-        """
-        try:
-            async with Subscriber(self._any_master().connection_pool) as subscriber:
-                silent = False
-                with translated():
-                    await subscriber.subscribe(channel)
-                    while True:
-                        message = await subscriber.get_message(timeout=MAX_BLOCK_SECONDS)
-                        if message is None:
-                            if silent:
-                                raise NoCapacity("the queue (Redis) does not answer any more")
-                            await subscriber.ping()
-                        elif message["type"] == "subscribe":
-                            yield None
-                        elif message["type"] == "message":
-                            yield message["data"]
-                        silent = message is None
-        except NoCapacity:
-            self._broken_channels += 1
-            raise
-
-    def _any_master(self) -> Redis:
-        """Return a client of some master: of another one after each failure of a channel."""
-        masters = self.masters.group_slots()
-        return masters[self._broken_channels % len(masters)][0]
 
     async def lane_gauges(self) -> list[LaneGauges]:
         """Return the counters of every lane that was used in the last day.

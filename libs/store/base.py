@@ -129,8 +129,7 @@ def _base(model: str, need: _Need, name: object, source: Source) -> Remote:
         ) from error
     if isinstance(base, Path):
         raise ModelBroken(
-            f"{need.file}: `{need.key}` is {name}, of which only a copy in this machine's "
-            "cache "
+            f"{need.file}: `{need.key}` is {name}, of which only a copy in this machine's cache "
             "was found"
         )
     return base

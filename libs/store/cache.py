@@ -193,9 +193,8 @@ class Cache:
         """
         if listing.bytes > budget_bytes:
             raise ModelBroken(
-                f"{model} takes {listing.bytes:,} bytes on disk; the store of this worker may "
-                f"keep {budget_bytes:,} "
-                "(SHOAL_STORE_BYTES)"
+                f"{model} takes {listing.bytes:,} bytes on disk; the store of this worker may keep "
+                f"{budget_bytes:,} (SHOAL_STORE_BYTES)"
             )
         with self._budget_lock():
             incoming = self._incoming / model
@@ -285,8 +284,7 @@ class Cache:
         if used + needed > budget_bytes:
             raise NoCapacity(
                 f"{model} takes {needed:,} bytes on disk; the store of this worker may keep "
-                f"{budget_bytes:,}, "
-                f"of which {used:,} are in use (SHOAL_STORE_BYTES)"
+                f"{budget_bytes:,}, of which {used:,} are in use (SHOAL_STORE_BYTES)"
             )
 
     def _evict(self, entry: _Entry) -> bool:

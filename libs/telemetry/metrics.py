@@ -78,6 +78,12 @@ HTTP_BATCHES_ENDED: Final = Counter("shoal_http_batches_ended",
 HTTP_BATCH_REQUESTS: Final = Counter("shoal_http_batch_requests",
 "Requests of batches that got a result from this edge, by outcome: ok, failed (also by expiry).",
                                      ("outcome",), registry=REGISTRY)  # fmt: skip
+HTTP_JOBS_ENDED: Final = Counter("shoal_http_jobs_ended",
+"Submitted jobs that stopped at this edge: completed, failed, paused, cancelled or expired.",
+                                 ("status",), registry=REGISTRY)  # fmt: skip
+HTTP_JOB_ROWS: Final = Counter("shoal_http_job_rows",
+"Rows of submitted jobs that this edge has written, by outcome: ok, failed (rows with an error).",
+                               ("outcome",), registry=REGISTRY)  # fmt: skip
 
 # Of routers.
 
@@ -282,6 +288,14 @@ HTTP_BATCHES_ACTIVE: Final = Series(
 )
 HTTP_BATCH_REQUESTS_IN_FLIGHT: Final = Series(
     "shoal_http_batch_requests_in_flight", "Requests of batches that this edge waits for."
+)
+HTTP_JOBS_ACTIVE: Final = Series(
+    "shoal_http_jobs_active", "Submitted jobs that this edge runs.", ("model",)
+)
+HTTP_JOB_ROWS_LEFT: Final = Series(
+    "shoal_http_job_rows_left",
+    "Rows of the submitted jobs that this edge runs that are not written yet, as far as known.",
+    ("model",),
 )
 
 # Of workers.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
@@ -33,6 +34,10 @@ from services.edge.credentials import Trust
 from services.edge.intake import reading
 from services.edge.intake.budget import Budget
 from services.edge.intake.served import Executed, Serve
+from services.edge.jobs import routes as job_routes
+from services.edge.jobs.jobs import JobKind, Jobs
+from services.edge.jobs.objects import JobRecord
+from services.edge.jobs.runner import Mesh
 from services.edge.messages.base import Answer, json_of
 from services.edge.openapi import document
 from services.edge.ports.pages import Pages
@@ -78,23 +83,31 @@ class Edge:
         self._may_be_open = self.state.is_guarded = may_be_open
         self._next_guard_check = 0.0
         self.batches: Manager | None = None
-        served: dict[tuple[str, str], Serve] = batch_routes.refusals()
+        served: dict[tuple[str, str], Serve] = batch_routes.refusals() | job_routes.refusals()
+        routes = list(ROUTES)
         if settings.batches.url:
             self.batch_context = Context(
                 settings.batches, routers.tenant, vouches=self._trust.vouches
             )
+            mesh = Mesh(settings.routers, settings.routers_tls)
+            jobs = JobKind(self.batch_context, settings.jobs, mesh)
             self.batches = Manager(
                 self.batch_context,
                 self._execute,
                 max_line_bytes=settings.body_bytes,
                 max_seconds=settings.max_deadline_seconds,
+                kinds=[jobs] if settings.jobs.roots else [],
             )
             bounds = reading.Bounds(pause_seconds=settings.body_pause_seconds)
-            served = batch_routes.handlers(
+            served |= batch_routes.handlers(
                 Files(self.batch_context, bounds), Batches(self.batch_context, self.batches)
             )
-        table = Table((*ROUTES, *batch_routes.ROUTES))
-        described = json_of(document(ROUTES if self.batches is None else table.routes))
+            routes += batch_routes.ROUTES
+            if settings.jobs.roots:
+                served |= job_routes.handlers(Jobs(self.batch_context, settings.jobs, self.batches))
+                routes += job_routes.ROUTES
+        table = Table((*ROUTES, *batch_routes.ROUTES, *job_routes.ROUTES))
+        described = json_of(document(routes))
         own_answers: dict[str, Callable[[], Answer]] = {
             "/livez": _alive,
             "/health": _alive,
@@ -248,6 +261,13 @@ class Edge:
         if self.batches is not None:
             yield metrics.HTTP_BATCHES_ACTIVE.family({(): self.batches.active})
             yield metrics.HTTP_BATCH_REQUESTS_IN_FLIGHT.family({(): self.batches.in_flight})
+            running, left = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+            for record in self.batches.records(JobRecord):
+                model = (str(record.recipe.get("model", "")),)
+                running[model] += 1
+                left[model] += record.rows_left
+            yield metrics.HTTP_JOBS_ACTIVE.family(running)
+            yield metrics.HTTP_JOB_ROWS_LEFT.family(left)
 
     def _ready(self) -> Answer:
         status = 200 if self.state.is_ready else 503

@@ -331,6 +331,7 @@ class Application:
             retry_after,
             cost.input_tokens,
             cost.output_tokens,
+            cost.truncated_inputs,
         )
 
     async def _join(self, body: bytes | Iterator[bytes]) -> bytes:

@@ -15,6 +15,7 @@ _PARAMETERS: Final = {
     "model": "A model id, org/name, with its slash as it is or as %2F; or an alias.",
     "file_id": "The id of a file.",
     "batch_id": "The id of a batch.",
+    "job_id": "The id of a submitted job.",
 }
 """Descriptions of the parameters in paths."""
 _ERROR: Final = {

@@ -22,6 +22,8 @@ from services.edge.batches.settings import BatchSettings
 from services.edge.cl100k import installed_cl100k
 from services.edge.compression import Compression
 from services.edge.console.access import name_of
+from services.edge.jobs.roots import overlap
+from services.edge.jobs.settings import JobSettings
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary, read_vocabulary
 
@@ -344,6 +346,13 @@ class Settings:
         },
     )
     """The storage of files and batches; none by default."""
+    jobs: JobSettings = setting.group(
+        partial(setting.read, JobSettings),
+        setting.variables_of(JobSettings),
+        JobSettings,
+        lambda jobs: {f"jobs_{name}": value for name, value in setting.describe(jobs).items()},
+    )
+    """Locations that submitted jobs may read and write; none by default."""
     log_level: setting.LogLevel = setting.log_level()
 
     def __post_init__(self) -> None:
@@ -364,6 +373,19 @@ class Settings:
             f"at most SHOAL_LONGEST_DEADLINE_SECONDS ({self.max_deadline_seconds:g}), "
             f"not {self.deadline_seconds:g}",
         )
+        if self.jobs.roots:
+            check(
+                bool(self.batches.url),
+                "SHOAL_JOBS_ROOTS",
+                "set together with SHOAL_BATCHES_URL, where jobs are recorded",
+            )
+            for root in self.jobs.roots:
+                check(
+                    not overlap(root, self.batches.location),
+                    "SHOAL_JOBS_ROOTS",
+                    f"apart from SHOAL_BATCHES_URL, which jobs must not read or write; {root} is "
+                    "not",
+                )
 
     def _check_trust(self) -> None:
         """Raise InvalidInput if credentials or texts would travel unencrypted beyond this

@@ -256,8 +256,7 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
         console.print(
             (
                 f"tls     {mesh.certificates} (client.pem for inference; admin.pem also for "
-                "status, "
-                "loads and evictions)"
+                "status, loads and evictions)"
             ),
             highlight=False,
         )
@@ -283,8 +282,7 @@ def _print_examples(mesh: LocalMesh, model: str, names: list[str], console: Cons
             "mesh\"]).dense.shape)'"
         ),
         f'grpcurl {grpcurl} -d \'{{"model": "{model}", "items": [{{"text": "Hello, mesh"}}]}}\' '
-        f"{mesh.address} "
-        "shoal.v1.InferenceService/Encode",
+        f"{mesh.address} shoal.v1.InferenceService/Encode",
     ]
     if mesh.http_address:
         body = json.dumps({"model": model, "input": "Hello, mesh"})

@@ -70,9 +70,8 @@ def chosen(device: str, names: Sequence[str]) -> tuple[str, ...]:
     if max(numbers) >= len(names):
         raise InvalidInput(
             (
-                f"device {device} was requested, but this machine has only {len(names)}, "
-                "numbered 0 "
-                f"to {len(names) - 1}"
+                f"device {device} was requested, but this machine has only {len(names)}, numbered "
+                f"0 to {len(names) - 1}"
             ),
             field="device",
         )

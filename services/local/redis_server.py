@@ -5,6 +5,7 @@ prints its path.
 from __future__ import annotations
 
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -53,4 +54,7 @@ def redis_arguments(executable: Path, directory: Path, *, is_durable: bool = Fal
 
 
 if __name__ == "__main__":
-    print(find_redis_server())
+    try:
+        print(find_redis_server())
+    except NoCapacity as error:
+        sys.exit(f"error: {error.message}")

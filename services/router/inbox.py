@@ -45,11 +45,7 @@ class Inbox:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
     async def receive_streamed(self) -> None:
-        """Deliver generated text of this router's jobs from workers at other routers.
-
-        A Redis user with ACL rules from before 2026-11-24 may not listen: then texts arrive only
-        with the answers.
-        """
+        """Deliver generated text of this router's jobs from workers at other routers."""
         while True:
             try:
                 async for parts in self._lanes.streamed_texts():

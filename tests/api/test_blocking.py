@@ -26,6 +26,8 @@ from services.local.settings import free_port
 from tests.api.fake_router import MODEL, FakeRouter, serving
 from tests.support.waiting import wait_until
 
+STREAMS = ("encode_stream", "extract_stream", "watch")
+
 
 def test_clients_have_the_same_verbs() -> None:
     for blocking, awaited in (
@@ -33,7 +35,7 @@ def test_clients_have_the_same_verbs() -> None:
         (shoal.client.Models, shoal.client.AsyncModels),
         (shoal.client.Aliases, shoal.client.AsyncAliases),
     ):
-        others = ("aliases", "close", "encode_stream", "extract_stream", "models", "watch")
+        others = ("aliases", "close", "models", *STREAMS)
         for name in (
             name for name in vars(awaited) if not name.startswith("_") and name not in others
         ):
@@ -42,9 +44,11 @@ def test_clients_have_the_same_verbs() -> None:
             assert mine.__doc__ == theirs.__doc__
             assert inspect.iscoroutinefunction(theirs)
             assert not inspect.iscoroutinefunction(mine)
-    for name in ("encode_stream", "extract_stream"):
+    for name in STREAMS:
         mine, theirs = getattr(shoal.Client, name), getattr(shoal.AsyncClient, name)
-        assert inspect.signature(mine).parameters == inspect.signature(theirs).parameters
+        declared = inspect.signature(theirs)
+        assert inspect.signature(mine).parameters == declared.parameters
+        assert f"Async{inspect.signature(mine).return_annotation}" == declared.return_annotation
         assert mine.__doc__ == theirs.__doc__
 
 
@@ -155,7 +159,9 @@ assert status == 0, status
     assert len(router.calls) == 2
 
 
-def test_async_client_belongs_to_one_loop(router: FakeRouter) -> None:
+def test_async_client_belongs_to_one_loop(
+    router: FakeRouter, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     client = shoal.AsyncClient(router.address)
 
     async def use_and_keep() -> None:
@@ -171,6 +177,7 @@ def test_async_client_belongs_to_one_loop(router: FakeRouter) -> None:
         await client.close()
 
     asyncio.run(main())
+    assert (capfd.readouterr().err, caplog.records) == ("", []), "no traceback of grpc's"
 
 
 def test_arguments_that_cannot_work_are_refused_at_once() -> None:

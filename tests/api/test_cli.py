@@ -31,7 +31,7 @@ from shoal.cli.operation.tables import model_size
 from shoal.cli.options import BUSY_ROUTER_SECONDS, REACH_SECONDS, reachable
 from shoal.drawing import drawn
 from shoal.errors import CannotConnect, DeadlinePassed
-from shoal.results import Region
+from shoal.extractions import Region
 from shoal.status import Model, ModelPlace
 
 from tests.api.conftest import Run
@@ -173,6 +173,18 @@ def test_encode_chunks_of_documents(run: Run, tmp_path: Path) -> None:
     assert "1 document, " in run(*asked, "-o", tmp_path / "chunks.jsonl").err
     assert "report.md" in run("encode", MODEL, "--document", tmp_path / "none" / "report.md").err
     assert run("encode", MODEL, "--document", "--image", report).code == 2
+
+
+def test_pages_of_documents_are_selected(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    report = tmp_path / "report.pdf"
+    report.write_bytes(b"%PDF-1.7")
+    asked = ("encode", MODEL, "--document", report, "--chunk", "sentences")
+    for pages, sent in (("3", (3, 3)), ("2-", (2, 0)), ("1-5", (1, 5)), (None, (0, 0))):
+        assert run(*asked, *(("--pages", pages) if pages else ())).code == 0
+        document = router.calls[-1].request.items[0].parts[0].document
+        assert (document.first_page, document.last_page) == sent
+    assert "must be a page or a range" in run(*asked, "--pages", "x").err
+    assert "add --document" in run("encode", MODEL, "a text", "--pages", "3").err
 
 
 def test_encode_stdin_to_stdout(run: Run) -> None:

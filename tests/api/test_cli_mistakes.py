@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -72,13 +73,53 @@ def test_ranking_does_not_advise_options_that_it_lacks(
     assert "name of a file" not in run("score", MODEL, "a query", "a.pdf").err
 
 
-def test_full_disk_behind_stdout_is_one_error(router: FakeRouter) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("encode", MODEL, "a", "--json"),
+        ("encode", MODEL, *["a"] * 2000, "--json"),
+        ("--version",),
+        ("--help",),
+        ("encode", "--help"),
+        ("up", "--help"),
+        ("certs", "--help"),
+        ("models",),
+        ("redis-acl",),
+        ("extract", "text", "notes.md"),
+        ("--show-completion", "bash"),
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_full_disk_behind_stdout_is_one_error(
+    router: FakeRouter, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
     """Short output stays in a buffer until the end, and long output fails at once."""
-    for texts in (["a"], ["a"] * 2000):
-        command = [sys.executable, "-m", "shoal", "encode", MODEL, *texts, "--json"]
-        with open("/dev/full", "wb") as full:
-            ran = subprocess.run(
-                [*command, "--address", router.address], stdout=full, stderr=subprocess.PIPE
-            )
-        assert ran.returncode == 1
-        assert ran.stderr.decode() == "error: stdout: No space left on device\n"
+    (tmp_path / "notes.md").write_text("a text")
+    with open("/dev/full", "wb") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "shoal", *arguments],
+            env=os.environ | {"SHOAL_ADDRESS": router.address},
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+        )
+    assert ran.returncode == 1
+    assert ran.stderr.decode() == "error: stdout: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("closed", "status", "words"), [(1, 1, "error: stdout is closed\n"), (2, 1, "")]
+)
+def test_closed_output_is_no_traceback(nobody: str, closed: int, status: int, words: str) -> None:
+    command = [sys.executable, "-m", "shoal", "status", "--address", nobody]
+    ran = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {closed}>&-', "sh", *command], capture_output=True
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr.decode()) == (status, b"", words)
+
+
+def test_reader_of_stdout_that_stops_is_no_error_message(router: FakeRouter) -> None:
+    command = [sys.executable, "-m", "shoal", "--help"]
+    shell = '"$@" | :; exit ${PIPESTATUS[0]}'
+    ran = subprocess.run(["/bin/bash", "-c", shell, "bash", *command], capture_output=True)
+    assert ran.stderr == b""

@@ -500,11 +500,14 @@ async def test_invalid_argument_is_reported_with_its_field(
         ((["good"],), {"role": "reader"}, "role"),
         ((["good"],), {"representations": ["dense", "thick"]}, "representations"),
         ((["good"],), {"data_type": "float8"}, "data_type"),
-        ((["good"],), {"dimensions": -1}, ""),
+        ((["good"],), {"dimensions": -1}, "dimensions"),
+        ((["good"],), {"instruction": 3}, "instruction"),
+        ((["good"],), {"priority": "bulk", "normalize": "yes"}, "normalize"),
     ):
         with pytest.raises(errors.InvalidInput) as caught:
             await client.do("encode", MODEL, *arguments, **options)
         assert caught.value.field == field
+        assert field.partition(".")[0] in caught.value.message
     with pytest.raises(errors.InvalidInput, match="on_invalid"):
         await client.do("encode", MODEL, [], on_invalid="drop")
     with pytest.raises(ValueError, match="timeout"):
@@ -626,11 +629,8 @@ async def test_invalid_items_are_skipped_and_reported(connect: Connect, router: 
     ]  # fmt: skip
     assert [one.message for one in result.skipped] == [
         "items[3] is empty",
-        (
-            "items[17] is a NoneType; it must be a str, or an image: a Path, the bytes of a "
-            "file, a "
-            "PIL.Image or a uint8 array"
-        ),
+        "items[17] is None, a missing value; it must be a str, or an image: a Path, the bytes of "
+        "a file, a PIL.Image or a uint8 array",
         "items[60].text is too long",
         "items[99].text is too long",
     ]

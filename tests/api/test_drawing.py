@@ -9,7 +9,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 from shoal.drawing import drawn
-from shoal.results import Region
+from shoal.extractions import Region
 
 
 def picture(orientation: int = 1) -> bytes:

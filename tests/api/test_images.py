@@ -190,6 +190,13 @@ def test_series_are_lists_of_items() -> None:
     assert item_list(series) == ["a", "b"]
 
 
+@pytest.mark.parametrize("missing", [float("nan"), np.float32("nan"), None])
+def test_missing_value_of_a_series_is_named_with_its_row(missing: Any) -> None:
+    """Pandas marks missing texts by NaN or None."""
+    with pytest.raises(InvalidInput, match=rf"items\[1\] is {missing}, a missing value; it must"):
+        item_messages("items", ["a", "b", missing], [0, 2])
+
+
 def test_one_label_is_not_split_into_characters() -> None:
     plan = ExtractPlan(["text"], Entities(labels="person"), "org/model", {})
     assert list(plan.whole().entities.labels) == ["person"]

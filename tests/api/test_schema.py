@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import shoal
 from shoal.errors import InvalidInput
+from shoal.extractions import LabelScore, Structure, Value
 from shoal.requests import codec
 from shoal.requests.extract import schema_bytes, schema_message
-from shoal.results import LabelScore, Structure, Value
 from shoal.schema import Schema, SchemaField
 from shoal.v1 import inference_pb2 as pb
 

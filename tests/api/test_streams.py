@@ -5,7 +5,6 @@ memory.
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -102,36 +101,6 @@ async def test_parts_of_a_long_list_share_one_array(connect: Connect, router: Fa
 async def test_small_response_is_one_message(connect: Connect, router: FakeRouter) -> None:
     await connect(router.address).do("encode", MODEL, TEXTS)
     assert methods(router) == ["Encode"] * 3
-
-
-async def test_older_router_is_asked_as_it_knows(connect: Connect, router: FakeRouter) -> None:
-    """The response to a method that the router does not have."""
-    handlers = {
-        "Encode": grpc.unary_unary_rpc_method_handler(
-            lambda request, context: _reply(request),
-            inference_pb2.EncodeRequest.FromString,
-            inference_pb2.EncodeResponse.SerializeToString,
-        )
-    }
-    with ThreadPoolExecutor(4) as threads:
-        server = grpc.server(threads, options=[("grpc.so_reuseport", 0)])
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("shoal.v1.InferenceService", handlers),)
-        )
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        result = await connect(f"127.0.0.1:{port}", request_items=600).do(
-            "encode", MODEL, TEXTS, dimensions=4096
-        )
-        server.stop(None).wait()
-    np.testing.assert_array_equal(result.dense, [vector_of(text) for text in TEXTS])
-
-
-def _reply(request: inference_pb2.EncodeRequest) -> inference_pb2.EncodeResponse:
-    dense = np.stack([vector_of(item.text) for item in request.items])
-    return inference_pb2.EncodeResponse(
-        dense=wire.tensor(dense, request.data_type), model_revision="r1"
-    )
 
 
 async def test_stream_that_breaks_is_asked_for_again_as_a_whole(

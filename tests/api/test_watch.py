@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import islice
 
@@ -59,12 +58,6 @@ async def close(client: Client) -> None:
         await closing
 
 
-def test_both_clients_watch_alike() -> None:
-    mine, theirs = shoal.Client.watch, shoal.AsyncClient.watch
-    assert inspect.signature(mine).parameters == inspect.signature(theirs).parameters
-    assert mine.__doc__ == theirs.__doc__
-
-
 async def test_watch_repeats_and_ends_with_its_caller(make: Make, router: FakeRouter) -> None:
     client = make(router.address)
     seen = await looks(client, 3)
@@ -107,9 +100,9 @@ async def test_refusal_is_raised(make: Make, router: FakeRouter) -> None:
 
 def test_abandoned_watch_is_ended(router: FakeRouter) -> None:
     with shoal.Client(router.address) as client:
-        watch: Iterator[Mesh] = client.watch(0.2)
+        watch = client.watch(0.2)
         next(watch)
         assert router.calls[0].method == "WatchMesh"
-        watch.close()  # type: ignore[attr-defined]  # a generator
+        watch.close()
         assert next(client.watch(0.2)).router_id == "router-1"
         wait_until(lambda: len(router.calls) == 2, what="the second watch")

@@ -8,17 +8,8 @@ from typing import Any
 
 import numpy as np
 from shoal.errors import InputTooLong
-from shoal.results import (
-    EncodeResult,
-    Extraction,
-    ExtractResult,
-    LabelScore,
-    ScoreResult,
-    Skipped,
-    Timings,
-    Usage,
-    Vectors,
-)
+from shoal.extractions import Extraction, LabelScore
+from shoal.results import EncodeResult, ExtractResult, ScoreResult, Skipped, Timings, Usage, Vectors
 
 DIMENSIONS = 4
 RECIPE = "0123456789abcdef"
@@ -34,6 +25,7 @@ class FakeClient:
 
     Attributes:
         skips: Return whether a text is refused as too long.
+        cuts: Return whether a text is cut at the model's limit.
         before: Called with the texts of each request; may raise the request's error.
         texts: The texts of all requests.
         expected: The embedding id that each request to encode required.
@@ -43,6 +35,7 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.skips: Callable[[str], bool] = lambda text: False
+        self.cuts: Callable[[str], bool] = lambda text: False
         self.before: Callable[[Sequence[str]], None] = lambda texts: None
         self.embedding_id: Callable[[], str] = lambda: f"{RECIPE}.float32"
         self.revision: Callable[[], str] = lambda: "r1"
@@ -109,4 +102,5 @@ class FakeClient:
             for index, text in enumerate(texts)
             if self.skips(text)
         )
-        return Usage(sum(len(text.split()) for text in texts)), skipped
+        cut = sum(map(self.cuts, texts))
+        return Usage(sum(len(text.split()) for text in texts), truncated_items=cut), skipped

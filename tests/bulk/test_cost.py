@@ -13,7 +13,8 @@ from shoal.bulk.manifest import Manifest
 from shoal.bulk.places import Folder
 from shoal.bulk.progress import Progress
 from shoal.bulk.spec import Limits
-from shoal.cli.bulk.running import progress_line
+from shoal.cli.bulk.arguments import JobLimits
+from shoal.cli.bulk.running import continued, progress_line
 from shoal.errors import PermissionDenied
 from shoal.status import Mesh, WorkerStatus
 
@@ -106,3 +107,13 @@ def test_prices_are_options_of_the_command(run: Run, files: list[Any], tmp_path:
     assert found["limits"]["prices"] == {"cpu": 3600.0}
     assert found["cost"]["cpu"] > 0
     assert "cost" in run("show", tmp_path / "out")[1]
+
+
+def test_repeated_command_keeps_limits_that_are_not_given(tmp_path: Path) -> None:
+    source, out = str(write_parquet(tmp_path / "in.parquet", 3)), Folder(tmp_path / "out")
+    first = continued(out, source, recipe(), JobLimits(in_flight=3, price=["cpu=2"]))
+    out.path.mkdir()
+    first.save(out)
+    again = continued(out, source, recipe(), JobLimits(max_failed=0.5))
+    assert again.job == first.job
+    assert again.limits == Limits(in_flight=3, failed_share=0.5, prices={"cpu": 2.0})

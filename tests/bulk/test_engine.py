@@ -258,6 +258,18 @@ async def test_retry_replaces_failed_rows_alone(source: Path, out: Path) -> None
     assert [row["row"] for row in rows if row["error"]] == [44]
 
 
+async def test_rows_of_cut_texts_are_counted(source: Path, out: Path) -> None:
+    client = FakeClient()
+    client.cuts = lambda text: text.startswith(("text 3 ", "text 44 "))
+    client.skips = lambda text: text.startswith("text 5 ")
+    manifest = await run(Folder(out), source, client)
+    assert [part.truncated for part in manifest.parts.values()] == [1, 0, 0, 0, 1]
+    client.skips = lambda text: False
+    await run(Folder(out), source, client, retry=True)
+    counts = manifest_of(out).to_json()["counts"]
+    assert (counts["truncated_rows"], counts["failed_rows"]) == (2, 0)
+
+
 @pytest.mark.parametrize("writes", range(1, 10))
 async def test_end_during_a_retry_keeps_one_part_for_each_chunk(
     source: Path, out: Path, writes: int

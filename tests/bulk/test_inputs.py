@@ -14,7 +14,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import parquet
 from shoal.bulk import inputs, places
-from shoal.bulk.failures import StorageError
+from shoal.bulk.failures import JobError, StorageError
 from shoal.bulk.inputs import Chunk, source_of
 from shoal.bulk.matching import input_of
 from shoal.bulk.places import Folder
@@ -122,7 +122,54 @@ def test_queries_that_are_not_utf8_are_problems_of_their_rows(tmp_path: Path) ->
     assert (chunk.texts, chunk.queries) == (["", "b"], ["", "query"])
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+@pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("TSV", "\t")])
+async def test_rows_of_tables_are_texts(tmp_path: Path, suffix: str, delimiter: str) -> None:
+    """Cells may have line breaks; blank lines are ignored, and rows that cannot be read fail."""
+    rows = [
+        '"id",text,other',
+        '1,"a, text\nof ""two"" lines",x',
+        "",
+        "2,\xff,x",
+        "3,a,b,c",
+        "4,,",
+        "5,b,",
+    ]
+    content = "\r\n".join(rows).replace(",", delimiter).replace(f"a{delimiter} text", "a, text")
+    source = tmp_path / f"in.{suffix}"
+    source.write_bytes(b"\xef\xbb\xbf" + content.encode("latin-1"))
+    client = FakeClient()
+    manifest = await run(Folder(tmp_path / "out"), source, client, made=recipe(chunk_rows=2))
+    assert (manifest.state, manifest.rows, manifest.failed) == ("completed", 5, 3)
+    found = table(tmp_path / "out")
+    assert found["id"].to_pylist() == ["1", "2", None, "4", "5"]
+    assert found["error"].to_pylist() == [
+        None,
+        "the text in 'text' is not valid Unicode",
+        "the row has 4 columns; the header has 3",
+        "the row has no text in 'text'",
+        None,
+    ]
+    [first, *_] = read(str(source), recipe())
+    assert [first.texts[0], first.texts[4]] == ['a, text\nof "two" lines', "b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("id,body\n1,a\n", "in.csv has no column 'text'; its columns are id, body"),
+        ("id,text,text\n1,a,b\n", "in.csv has several columns 'text'"),
+        ("", "in.csv has no column 'text'"),
+        ('id,text\n1,"a"b\n', "line 2 of .*in.csv is not a row of a table"),
+        ('id,text\n1,"a\n', "line 2 of .*in.csv is not a row of a table"),
+    ],
+)
+def test_file_that_is_no_table_is_refused(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "in.csv").write_text(content)
+    with pytest.raises(JobError, match=words):
+        read(str(tmp_path / "in.csv"), recipe())
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
 def test_failed_reads_of_a_store_are_repeated_at_their_row(
     tmp_path: Path, store: type[FailingStore], monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
@@ -130,6 +177,8 @@ def test_failed_reads_of_a_store_are_repeated_at_their_row(
     local = tmp_path / f"in.{suffix}"
     if suffix == "parquet":
         write_parquet(local, ROWS)
+    elif suffix == "csv":
+        local.write_text("id,text\n" + "".join(f"{n},text {n}\n" for n in range(ROWS)))
     else:
         write_lines(local, [{"id": n, "text": f"text {n}"} for n in range(ROWS)])
     expected = [text for chunk in read(str(local), recipe()) for text in chunk.texts]
@@ -146,6 +195,8 @@ def test_store_that_stays_unreachable_is_named(
     local = tmp_path / f"in.{suffix}"
     if suffix == "parquet":
         write_parquet(local, ROWS)
+    elif suffix == "csv":
+        local.write_text("id,text\n" + "".join(f"{n},text {n}\n" for n in range(ROWS)))
     else:
         write_lines(local, [{"id": n, "text": f"text {n}"} for n in range(ROWS)])
     chunks = source_of(input_of(put(local)), recipe()).chunks(lambda number: True)

@@ -139,7 +139,7 @@ def test_inputs_that_cannot_be_joined_are_refused(
     other = folder / "year=5"
     other.mkdir()
     write_lines(other / "docs.jsonl", [{"text": "a"}])
-    with pytest.raises(JobError, match="has Parquet files and files of JSON lines"):
+    with pytest.raises(JobError, match="has files of several formats, JSON lines and Parquet"):
         input_of(str(folder))
     parquet.write_table(pyarrow.table({"id": [1], "text": ["a"]}), other / "docs.parquet")
     with pytest.raises(JobError, match=r"'id' of .*year=5.* type int64, and of .*year=0.* string"):
@@ -195,3 +195,43 @@ def test_file_with_a_wildcard_in_its_name_is_no_pattern(tmp_path: Path) -> None:
 def test_output_within_the_input_is_refused(folder: Path, name: str) -> None:
     with pytest.raises(JobError, match="is in the input"):
         create(Folder(folder / name), str(folder), recipe(), Limits())
+
+
+async def test_folders_of_a_store_may_be_named_as_files(folder: Path, out: Path) -> None:
+    """Spark writes a folder `docs.parquet`."""
+    files = fsspec.filesystem("memory")
+    files.put(str(folder), "/spark/docs.parquet", recursive=True)
+    try:
+        manifest = await run(Folder(out), "memory://spark/docs.parquet", FakeClient())
+        assert (manifest.state, manifest.rows) == ("completed", 45)
+    finally:
+        files.rm("/spark", recursive=True)
+
+
+@pytest.mark.parametrize("uri", ["memory://brackets/docs[1].jsonl", "memory://brackets"])
+def test_objects_may_have_wildcards_in_their_names(uri: str) -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/brackets/docs[1].jsonl", b'{"text": "a"}\n')
+    try:
+        (file,) = input_of(uri).files
+        assert file.uri == "memory:///brackets/docs[1].jsonl" or file.uri == uri
+        source = inputs.source_of(input_of(uri), Recipe("encode", "org/small"))
+        assert [chunk.texts for chunk in source.chunks(lambda number: True)] == [["a"]]
+    finally:
+        files.rm("/brackets", recursive=True)
+
+
+@pytest.mark.parametrize("pattern", ["*.jsonl", "**/*.jsonl", "docs[0-9].jsonl", "sub[12]/*.jsonl"])
+def test_folders_of_a_pattern_may_have_brackets(tmp_path: Path, pattern: str) -> None:
+    home = tmp_path / "a[1]" / ".hidden"
+    (home / "sub1").mkdir(parents=True)
+    for name in ("docs1.jsonl", "sub1/docs.jsonl"):
+        write_lines(home / name, [{"text": name}])
+    found = [file.uri for file in input_of(f"{home}/{pattern}").files]
+    expected = {
+        "*.jsonl": ["docs1.jsonl"],
+        "**/*.jsonl": ["docs1.jsonl", "sub1/docs.jsonl"],
+        "docs[0-9].jsonl": ["docs1.jsonl"],
+        "sub[12]/*.jsonl": ["sub1/docs.jsonl"],
+    }
+    assert found == [f"{home}/{name}" for name in expected[pattern]]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from libs.catalog import coverage
-from libs.errors import InvalidInput
+from libs.catalog.cards import read_catalog
+from libs.errors import InvalidInput, ModelBroken
 from libs.kinds.generative.card import SEQUENCE_TO_SEQUENCE
 from libs.kinds.image_generative.card import MODEL_TYPES as IMAGE_GENERATIVE
 from libs.kinds.images.card import DETECTORS, IMAGES_ALONE, TEXTS_AND_IMAGES
@@ -50,6 +51,25 @@ def test_image_models_are_of_an_image_kind_or_not_served() -> None:
 
 def test_model_without_a_card_has_a_reason() -> None:
     assert all(row.reason for row in coverage.rows() if row.status in ("not yet", "unknown"))
+
+
+def test_model_that_is_not_served_has_an_alternative() -> None:
+    rows = coverage.rows()
+    served = {row.model for row in rows if row.status in ("run", "card")}
+    for row in rows:
+        if row.status == "not yet":
+            named = {word.strip(".,") for word in row.reason.split() if "/" in word}
+            assert named & served, row
+
+
+def test_published_model_that_is_not_served_is_refused_without_a_card(tmp_path: Path) -> None:
+    for model in ("jinaai/jina-reranker-v3", "jinaai/jina-reranker-v3@main"):
+        with pytest.raises(ModelBroken, match=r"not served: .*Use jinaai/jina-reranker-m0"):
+            read_catalog().refuse_unserved(model)
+    for model in ("jinaai/jina-embeddings-v3", "tencent/R3-rerank-0.6b", "some/model"):
+        read_catalog().refuse_unserved(model)
+    (tmp_path / "own.yaml").write_text("model: jinaai/jina-reranker-v3\nmax_tokens: 99\n")
+    read_catalog([tmp_path]).refuse_unserved("jinaai/jina-reranker-v3")
 
 
 def test_model_with_a_card_and_a_reason_is_a_mistake(

@@ -202,6 +202,34 @@ CARDS: dict[str, tuple[Files, Wanted]] = {
         {"config.json": QWEN3_VL},
         Wanted("qwen3_vl", ("score",), 262_144),
     ),
+    "jinaai/jina-reranker-m0": (
+        {
+            "config.json": {
+                "architectures": ["JinaVLForRanking"],
+                "model_type": "qwen2_vl",
+                "hidden_size": 1536,
+                "max_position_embeddings": 32_768,
+                "vision_config": {"model_type": "qwen2_vl", "hidden_size": 1536},
+            }
+        },
+        Wanted("qwen2_vl", ("score",), 10_240),
+    ),
+    "athrael-soju/colqwen3.5-4.5B-v3": (
+        {
+            "config.json": {
+                "architectures": ["ColQwen3_5"],
+                "model_type": "qwen3_5",
+                "dim": 128,
+                "text_config": {
+                    "model_type": "qwen3_5_text",
+                    "hidden_size": 2560,
+                    "max_position_embeddings": 262_144,
+                },
+                "vision_config": {"model_type": "qwen3_5", "hidden_size": 1024},
+            }
+        },
+        Wanted("qwen3_5", ("encode", "score"), 262_144, multi_vector=128),
+    ),
     "naver/v-splade-quality": (
         {"config.json": V_SPLADE, "config_sentence_transformers.json": SPARSE},
         Wanted("modernvbert", ("encode", "score"), 7999),

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from tests.chaos import driver, report, stage
+from tests.chaos import driver, plan, report
 
 
 def main(
@@ -30,8 +30,11 @@ def main(
         ),
     ] = "processes",
     redis: Annotated[
-        stage.Servers,
-        typer.Option(help="The queue's Redis: a single one, or a cluster of six nodes"),
+        plan.Servers,
+        typer.Option(
+            help="The queue's Redis: a single one, a master and a replica under three Sentinels, "
+            "or a cluster of six nodes"
+        ),
     ] = "single",
     faults_per_minute: Annotated[
         float | None, typer.Option(min=0.1, max=120, help="Default: 15, of `shoal up` 8")
@@ -61,7 +64,7 @@ def main(
 ) -> None:
     """Inject faults into a mesh of processes under traffic and print a report. Exit status 1 if a
     request was lost, answered twice or wrongly, or an invariant was broken."""
-    if target == "up" and redis == "cluster":
+    if target == "up" and redis != "single":
         raise typer.BadParameter("shoal up has a single Redis", param_hint="--redis")
     settings = driver.Settings(
         seed or int(time.time()),

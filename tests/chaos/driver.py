@@ -27,13 +27,12 @@ from tests.chaos.faults import Fault, Faults
 from tests.chaos.http import HttpClient
 from tests.chaos.models import DENSE
 from tests.chaos.observer import OVERDUE_SECONDS, Observer, unfairness
-from tests.chaos.plan import AT_ONCE, Planned, concerns, kinds, plan
+from tests.chaos.plan import AT_ONCE, Planned, Servers, concerns, kinds, plan
 from tests.chaos.report import Report, percentile, recoveries
 from tests.chaos.stage import (
     LEASE_SECONDS,
     NODE_TIMEOUT_SECONDS,
     TENANTS,
-    Servers,
     Stage,
     new_directory,
     running,
@@ -217,7 +216,9 @@ class Harm:
             lease=LEASE_SECONDS,
             away=settings.away,
             is_long=settings.seconds >= LONG_SECONDS,
-            node_timeout=NODE_TIMEOUT_SECONDS if stage.nodes is not None else 0.0,
+            has_machines=stage.machines.can_change,
+            servers=settings.servers,
+            node_timeout=NODE_TIMEOUT_SECONDS,
         )
         is_up = settings.target == "up"
         found = [

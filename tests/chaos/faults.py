@@ -26,9 +26,10 @@ from libs.queue.keys import slot_of
 from tests.chaos import models
 from tests.chaos.links import CUT, PASS, Way, narrow, silent, slow
 from tests.chaos.plan import EVERYBODY, LEADER, Planned
-from tests.chaos.stage import LEASE_SECONDS, NODE_TIMEOUT_SECONDS, QUEUE_SLOTS, Stage
+from tests.chaos.stage import LEASE_SECONDS, NODE_TIMEOUT_SECONDS, QUEUE_SLOTS, Nodes, Stage
 from tests.chaos.traffic import Traffic
 from tests.support.redis_cluster import RedisCluster
+from tests.support.sentinels import SentinelSet
 
 BACK_SECONDS: Final = 180.0
 """A process that was started again and does not serve by then has failed the run."""
@@ -39,16 +40,19 @@ REDIS_BACK_SECONDS: Final = 3.0
 """Limit of a recovery from the moment that Redis answers again."""
 ELECTION_SECONDS: Final = 2.0
 """The other masters elect the replica within 1 to 2 s after the node timeout, says the
-specification of Redis Cluster.
+specification of Redis Cluster. Sentinels have the same time.
 """
 TAKEOVER_SECONDS: Final = NODE_TIMEOUT_SECONDS + ELECTION_SECONDS
 _TAKEOVER_KINDS: Final = ("kill master", "fail over master")
 """Requests that are in flight when the replica takes over count, too."""
-_NODE_KINDS: Final = (*_TAKEOVER_KINDS, "freeze master", "kill replica", "move slot")
+_NODE_KINDS: Final = (
+    *(*_TAKEOVER_KINDS, "freeze master", "kill replica"),
+    *("move slot", "kill sentinel"),
+)
 _MOVED_KEYS: Final = (
     *(
         f"{{{slot_of(model, QUEUE_SLOTS)}}}"
-        for model in (models.DENSE, models.OTHER_DENSE, models.CLASSIFIER)  # RANKER is as DENSE
+        for model in (models.DENSE, models.OTHER_DENSE, models.CLASSIFIER, models.WRITER)
     ),
     "{fleet}",
     "{0}",
@@ -71,7 +75,7 @@ class Fault:
     planned: Planned
     target: str = ""
     shard: tuple[int, int] = (0, 0)
-    """The ports of the master and the replica, for a fault of a node of a cluster."""
+    """The ports of the master and the replica, for a fault of a node."""
     began: float = 0.0
     ended: float = 0.0
     back: float = 0.0
@@ -104,6 +108,7 @@ def limit(kind: str) -> tuple[Count, float | None]:
         "freeze master": ("begin", TAKEOVER_SECONDS + ANSWER_SECONDS + REDIS_BACK_SECONDS),
         "fail over master": ("back", REDIS_BACK_SECONDS),
         "kill replica": ("begin", REDIS_BACK_SECONDS),
+        "kill sentinel": ("begin", REDIS_BACK_SECONDS),
         "move slot": ("end", REDIS_BACK_SECONDS),
     }.get(kind, ("end", None))
 
@@ -156,6 +161,7 @@ class Faults:
                 "redis": self._redis_killed,
                 "master": self._master_killed,
                 "replica": self._replica_killed,
+                "sentinel": self._sentinel_killed,
             }.get(what, self._killed),
             "stop": self._stopped,
             "freeze": self._master_frozen if what == "master" else self._frozen,
@@ -163,7 +169,8 @@ class Faults:
             "move": self._slot_moved,
             "redis": self._redis_full,
             "flush": self._scripts_flushed,
-            "wrong": self._wrong_clock,
+            "wrong": self._wrong_redis_clock if what.endswith("redis") else self._wrong_clock,
+            "slow": self._slow_disk if what.startswith("disk") else self._bad_link,
             "full": self._disk_full,
         }
         return doing.get(verb, self._bad_link)(fault)
@@ -239,13 +246,13 @@ class Faults:
         yield
 
     async def _command(self, *command: str | int) -> None:
-        """Run a command at Redis, or at every node of the cluster."""
+        """Run a command at Redis, or at every node."""
         if self._stage.nodes is None:
             await self._redis.execute_command(*command)
         else:
             await asyncio.to_thread(self._stage.nodes.commands, *command)
 
-    # The nodes of a Redis Cluster
+    # The nodes of a Redis Cluster, or of a Redis with Sentinels
 
     async def _master_killed(self, fault: Fault) -> AsyncGenerator[None, None]:
         nodes, (master, replica) = self._nodes, fault.shard
@@ -277,8 +284,19 @@ class Faults:
         fault.ended = time.monotonic()
         await asyncio.to_thread(nodes.restore)
 
+    async def _sentinel_killed(self, fault: Fault) -> AsyncGenerator[None, None]:
+        nodes = self._nodes
+        assert isinstance(nodes, SentinelSet)
+        port = nodes.sentinels[fault.planned.number % len(nodes.sentinels)]
+        fault.target = f"sentinel {port}"
+        await asyncio.to_thread(nodes.kill, port)
+        yield
+        fault.ended = time.monotonic()
+        await asyncio.to_thread(nodes.restore)
+
     async def _slot_moved(self, fault: Fault) -> AsyncGenerator[None, None]:
         nodes = self._nodes
+        assert isinstance(nodes, RedisCluster)
         key = _MOVED_KEYS[int(fault.planned.dice * len(_MOVED_KEYS))]
         source = await asyncio.to_thread(nodes.master_of, key)
         others = [port for port in await asyncio.to_thread(nodes.masters) if port != source]
@@ -290,7 +308,7 @@ class Faults:
         await asyncio.to_thread(nodes.wait_whole)
 
     async def _choose_shard(self, fault: Fault) -> None:
-        """Choose a master and its replica, once the cluster is whole."""
+        """Choose a master and its replica, once all nodes are whole."""
         fault.began = time.monotonic()
         nodes = self._nodes
         await asyncio.to_thread(nodes.wait_whole)
@@ -300,7 +318,7 @@ class Faults:
         fault.target = f"master {master}, replica {fault.shard[1]}"
 
     @property
-    def _nodes(self) -> RedisCluster:
+    def _nodes(self) -> Nodes:
         assert self._stage.nodes is not None
         return self._stage.nodes
 
@@ -311,6 +329,29 @@ class Faults:
         self._stage.set_clock(fault.target, minutes * 60 * (1 if fault.planned.number % 2 else -1))
         yield
         self._stage.set_clock(fault.target, 0.0)
+
+    async def _wrong_redis_clock(self, fault: Fault) -> AsyncGenerator[None, None]:
+        """Shift a server's clock by less than requests have time."""
+        name = await self._redis_machine(fault)
+        seconds = 5.0 + 10.0 * fault.planned.dice
+        direction = 1 if fault.planned.number % 2 else -1
+        self._stage.machines.change(name, clock_seconds=direction * seconds)
+        yield
+        self._stage.machines.change(name)
+
+    async def _slow_disk(self, fault: Fault) -> AsyncGenerator[None, None]:
+        name = await self._redis_machine(fault)
+        self._stage.machines.change(name, disk_seconds=0.2 + fault.planned.dice)
+        yield
+        self._stage.machines.change(name)
+
+    async def _redis_machine(self, fault: Fault) -> str:
+        """Return the name of the Redis, or of one of the masters."""
+        if self._stage.nodes is None:
+            return "redis"
+        masters = await asyncio.to_thread(self._stage.nodes.masters)
+        fault.target = f"master {masters[int(fault.planned.dice * len(masters))]}"
+        return fault.target.removeprefix("master ")
 
     async def _disk_full(self, fault: Fault) -> AsyncGenerator[None, None]:
         workers = self._cluster.workers if fault.target == EVERYBODY else [fault.target]

@@ -5,8 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
+Servers = Literal["single", "sentinel", "cluster"]
+"""The queue's Redis: one server, a master and a replica under three Sentinels, or a cluster of six
+nodes.
+"""
 AT_ONCE: Final = 2
 """Faults that may overlap."""
 ALONE: Final = 0.5
@@ -15,8 +19,8 @@ ALONE_GAP_SECONDS: Final = 2.5
 LEADER: Final = "leader"
 """The scheduler that leads when the fault begins."""
 EVERYBODY: Final = "everybody"
-CLUSTER_SHARE: Final = 2
-"""Faults of each kind of a Redis Cluster for one of each other kind."""
+NODE_SHARE: Final = 2
+"""Faults of each kind of the nodes of a Redis for one of each other kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ def kinds(
     lease: float,
     is_long: bool,
     away: float = 1.0,
+    has_machines: bool = False,
+    servers: Servers = "single",
     node_timeout: float = 0.0,
 ) -> list[Kind]:
     """Return all kinds; those of edges only where there are any.
@@ -72,7 +78,9 @@ def kinds(
         lease: in seconds.
         is_long: The run has time for faults that take a minute to recover from.
         away: Maximum seconds until a killed worker, router or edge is restarted.
-        node_timeout: of the Redis Cluster, in seconds. 0: the mesh has one Redis.
+        has_machines: The clock and the disk of Redis can be changed.
+        node_timeout: Seconds after which another node takes a master of a cluster, or under
+        Sentinels, for failed.
     """
     frozen = (lease + 0.5, lease + 3.0)
     client_links = [f"clients>{router}" for router in routers]
@@ -99,10 +107,15 @@ def kinds(
         Kind("wrong clock of router", routers, 2.0, 6.0),
         Kind("full disk", [EVERYBODY, *workers] if is_long else workers, 2.0, 4.0, core=True),
     ]
-    if node_timeout:
+    if has_machines:
+        found += [
+            Kind("wrong clock of redis", ["redis"], 2.0, 6.0),
+            Kind("slow disk of redis", ["redis"], 2.0, 6.0),
+        ]
+    if servers != "single":
         found = [kind for kind in found if kind.name not in ("kill redis", "freeze redis")]
-        found += CLUSTER_SHARE * _cluster_kinds(node_timeout)
-        redis_links = scheduler_links = []  # nodes of a cluster announce their own addresses
+        found += NODE_SHARE * _node_kinds(servers, node_timeout)
+        redis_links = scheduler_links = []  # clients connect to the addresses that nodes announce
     if edges:
         found += [
             Kind("kill edge", edges, max(0.0, away - 1.0), away, core=True),
@@ -127,17 +140,22 @@ def kinds(
     return found
 
 
-def _cluster_kinds(node_timeout: float) -> list[Kind]:
-    """Return the kinds of faults of a Redis Cluster. All have one target, so one is over, and the
-    cluster whole again, before the next begins.
+def _node_kinds(servers: Servers, node_timeout: float) -> list[Kind]:
+    """Return the kinds of faults of the nodes of a Redis. All have one target, so one is over, and
+    the nodes whole again, before the next begins.
     """
+    own = (
+        Kind("move slot", ["redis"], 0.0, 0.0, core=True)
+        if servers == "cluster"
+        else Kind("kill sentinel", ["redis"], 0.0, 4.0, core=True)
+    )
     return [
         # The time from the takeover of its replica until it is restarted.
         Kind("kill master", ["redis"], 0.0, 2.0, core=True),
         Kind("freeze master", ["redis"], node_timeout + 1.0, node_timeout + 6.0, core=True),
         Kind("fail over master", ["redis"], 0.0, 0.0, core=True),
         Kind("kill replica", ["redis"], 0.0, 2.0, core=True),
-        Kind("move slot", ["redis"], 0.0, 0.0, core=True),
+        own,
     ]
 
 

@@ -14,14 +14,17 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from libs.queue.connection.acl import ROUTER, SCHEDULER
 from tests.chaos import machine, models
 from tests.chaos.links import Links
+from tests.chaos.plan import Servers
+from tests.chaos.redis_machine import RedisMachines
 from tests.chaos.up import Up
 from tests.support.cluster import Cluster, lasting_port
 from tests.support.redis_cluster import RedisCluster
+from tests.support.sentinels import SentinelSet
 
 ROUTERS, WORKERS, SCHEDULERS, EDGES = 2, 3, 2, 2
 DISK_BYTES: Final = 24 << 20
@@ -31,10 +34,10 @@ PULL_SECONDS: Final = 2.0
 START_SECONDS: Final = 180.0
 """The mesh starts on a machine that others may keep busy; no result depends on this time."""
 NODE_TIMEOUT_SECONDS: Final = 2.0
-"""`cluster-node-timeout` of the Redis Cluster."""
+"""`cluster-node-timeout` of the Redis Cluster, `down-after-milliseconds` of Sentinels."""
 QUEUE_SLOTS: Final = 16
 """Number of slots with a cluster. The lanes of `models` and `{fleet}` lie on all three masters."""
-Servers = Literal["single", "cluster"]
+Nodes = RedisCluster | SentinelSet
 TENANTS: Final = {"nobody": 1.0, "acme": 2.0, "zoo": 0.5}
 """Weights."""
 _TENANTS_FILE: Final = "tenants: {acme: {weight: 2}, zoo: {weight: 0.5}}\n"
@@ -48,8 +51,9 @@ class Stage:
     cluster: Cluster
     links: Links
     store: Path
-    nodes: RedisCluster | None = None
-    """The Redis Cluster; None: the mesh has one Redis."""
+    machines: RedisMachines
+    nodes: Nodes | None = None
+    """The nodes of a cluster or under Sentinels; None: the mesh has one Redis."""
     stored: int = 0
     """Models put into the store so far."""
 
@@ -59,7 +63,7 @@ class Stage:
 
     @property
     def queue_slots(self) -> int:
-        return QUEUE_SLOTS if self.nodes is not None else 1
+        return QUEUE_SLOTS if isinstance(self.nodes, RedisCluster) else 1
 
     @property
     def clients_address(self) -> str:
@@ -133,24 +137,31 @@ async def running(
     """Everything started and reachable. `directory` holds logs, data and sockets, and sockets have
     short names: not too deep.
     """
+    machines = RedisMachines(directory)
     async with (
-        _nodes(directory / "nodes", servers) as nodes,
-        _running(directory, checkpoints, nodes) as stage,
+        _nodes(directory / "nodes", servers, machines) as nodes,
+        _running(directory, checkpoints, machines, nodes) as stage,
     ):
         yield stage
 
 
 @asynccontextmanager
-async def _nodes(directory: Path, servers: Servers) -> AsyncIterator[RedisCluster | None]:
-    """Start the Redis Cluster if there is to be one. Its nodes are durable, as docs/scaling.md
+async def _nodes(
+    directory: Path, servers: Servers, machines: RedisMachines
+) -> AsyncIterator[Nodes | None]:
+    """Start the nodes of a cluster or under Sentinels. They are durable, as docs/scaling.md
     recommends.
     """
     if servers == "single":
         yield None
         return
-    nodes = RedisCluster(
-        directory, node_timeout_ms=int(NODE_TIMEOUT_SECONDS * 1000), is_durable=True
+    timeout_ms = int(NODE_TIMEOUT_SECONDS * 1000)
+    nodes: Nodes = (
+        RedisCluster(directory, node_timeout_ms=timeout_ms, is_durable=True)
+        if servers == "cluster"
+        else SentinelSet(replicas=1, down_ms=timeout_ms, is_durable=True)
     )
+    nodes.variables = lambda port: machines.variables(str(port))
     await asyncio.to_thread(nodes.__enter__)
     try:
         yield nodes
@@ -160,7 +171,7 @@ async def _nodes(directory: Path, servers: Servers) -> AsyncIterator[RedisCluste
 
 @asynccontextmanager
 async def _running(
-    directory: Path, checkpoints: Path, nodes: RedisCluster | None
+    directory: Path, checkpoints: Path, machines: RedisMachines, nodes: Nodes | None
 ) -> AsyncIterator[Stage]:
     redis_port = lasting_port()
     cluster = Cluster(
@@ -178,7 +189,8 @@ async def _running(
     )
     async with Links(_targets(cluster, None if nodes else redis_port)) as links:
         _connect(cluster, links, directory, checkpoints, nodes)
-        stage = Stage(directory, cluster, links, directory / "origin", nodes)
+        cluster.each["redis"] = machines.variables("redis")
+        stage = Stage(directory, cluster, links, directory / "origin", machines, nodes)
         for name in (*cluster.routers, *cluster.workers):
             stage.set_clock(name, 0.0)
         try:
@@ -200,7 +212,7 @@ async def running_up(directory: Path, checkpoints: Path) -> AsyncIterator[Stage]
     async with Links({"clients>router": up.address}) as links:
         try:
             await asyncio.to_thread(up.__enter__)
-            yield Stage(directory, up, links, directory / "origin")
+            yield Stage(directory, up, links, directory / "origin", RedisMachines(directory))
         except BaseException:
             up.end()
             raise
@@ -225,7 +237,7 @@ def _environment(directory: Path) -> dict[str, str]:
 
 
 def _targets(cluster: Cluster, redis_port: int | None) -> dict[str, str]:
-    """Return the target address of each link; none leads to the nodes of a cluster."""
+    """Return the target address of each link; without `redis_port` none leads to Redis."""
     routers = dict(zip(cluster.routers, cluster.addresses, strict=True))
     to_routers = {
         f"{who}>{router}": address
@@ -244,12 +256,15 @@ def _connect(
     links: Links,
     directory: Path,
     checkpoints: Path,
-    nodes: RedisCluster | None,
+    nodes: Nodes | None,
 ) -> None:
     """Configure the links, the clock and the disk of each process."""
     for name in (*cluster.routers, *cluster.schedulers):
         if nodes is None:
             cluster.each[name] = {"SHOAL_REDIS_URL": f"redis://{links.address(f'{name}>redis')}/0"}
+            continue
+        if isinstance(nodes, SentinelSet):
+            cluster.each[name] = {"SHOAL_REDIS_URL": nodes.url}
             continue
         user = ROUTER if name in cluster.routers else SCHEDULER
         cluster.each[name] = {

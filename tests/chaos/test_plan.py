@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.chaos.plan import AT_ONCE, Kind, Planned, concerns, kinds, plan
+from tests.chaos.plan import AT_ONCE, Kind, Planned, Servers, concerns, kinds, plan
 
 ROUTERS, WORKERS, SCHEDULERS = (
     ["router-0", "router-1"],
@@ -18,7 +18,7 @@ NODE_TIMEOUT = 2.0
 
 
 def all_kinds(is_long: bool = True) -> list[Kind]:
-    return kinds(ROUTERS, WORKERS, SCHEDULERS, EDGES, lease=2.0, is_long=is_long)
+    return kinds(ROUTERS, WORKERS, SCHEDULERS, EDGES, lease=2.0, is_long=is_long, has_machines=True)
 
 
 def plan_of(seed: int, seconds: float = 600.0, per_minute: float = 30.0) -> list[Planned]:
@@ -50,10 +50,33 @@ def test_long_run_has_all_kinds_and_a_short_one_the_core() -> None:
     assert core <= {fault.kind for fault in plan_of(3, seconds=40.0, per_minute=45.0)}
 
 
-def test_cluster_has_faults_of_its_nodes_and_none_of_links_to_redis() -> None:
-    found = kinds(
-        ROUTERS, WORKERS, SCHEDULERS, EDGES, lease=2.0, is_long=True, node_timeout=NODE_TIMEOUT
+def nodes_kinds(servers: Servers) -> list[Kind]:
+    return kinds(
+        ROUTERS,
+        WORKERS,
+        SCHEDULERS,
+        EDGES,
+        lease=2.0,
+        is_long=True,
+        servers=servers,
+        node_timeout=NODE_TIMEOUT,
     )
+
+
+def test_sentinels_have_the_faults_of_nodes_and_no_slots_to_move() -> None:
+    of_cluster, of_sentinels = (
+        {kind.name for kind in nodes_kinds(servers)} for servers in ("cluster", "sentinel")
+    )
+    assert of_sentinels - of_cluster == {"kill sentinel"}
+    assert of_cluster - of_sentinels == {"move slot"}
+    assert {"kill master", "freeze master", "fail over master", "kill replica"} <= of_sentinels
+    assert not any(
+        ">redis" in target for kind in nodes_kinds("sentinel") for target in kind.targets
+    )
+
+
+def test_cluster_has_faults_of_its_nodes_and_none_of_links_to_redis() -> None:
+    found = nodes_kinds("cluster")
     planned = plan(found, seed=6, seconds=600.0, per_minute=30.0)
     happening = {fault.kind for fault in planned}
     assert {

@@ -8,6 +8,7 @@ on purpose, some have a very short deadline: only the results of these that arri
 from __future__ import annotations
 
 import asyncio
+import io
 import random
 import time
 from collections import Counter
@@ -19,11 +20,12 @@ from typing import Final, Literal
 import numpy as np
 import shoal
 from numpy.typing import NDArray
+from PIL import Image
 from shoal.errors import DeadlinePassed, Overloaded, Unavailable
 from shoal.tasks import Priority
 
 from tests.chaos.http import HttpClient
-from tests.chaos.models import CLASSES, CLASSIFIER, DENSE, OTHER_DENSE, RANKER
+from tests.chaos.models import CLASSES, CLASSIFIER, DENSE, IMAGES, OTHER_DENSE, RANKER, WRITER
 from tests.chaos.stage import TENANTS
 from tests.support.texts import texts
 
@@ -36,13 +38,22 @@ MAX_DOCUMENTS: Final = 4
 OVER_HTTP: Final = 4
 """One of this number of requests, if it encodes, goes over HTTP through an edge."""
 
-Verb = Literal["encode", "score", "classify"]
+WRITTEN_TOKENS: Final = 8
+MAX_CHARACTERS: Final = 400
+"""Longest generated text that is compared."""
+STREAM_PAUSE_SECONDS: Final = 0.2
+"""Between attempts of a stream, which the client does not retry."""
+
+Verb = Literal["encode", "score", "classify", "images", "write", "stream"]
 Mood = Literal["patient", "hasty", "fickle"]
 KINDS: Final[tuple[tuple[Verb, str, int, int], ...]] = (
-    ("encode", DENSE, TEXTS, 50),
-    ("encode", OTHER_DENSE, TEXTS, 20),
-    ("score", RANKER, 50, 15),
-    ("classify", CLASSIFIER, 50, 15),
+    ("encode", DENSE, TEXTS, 45),
+    ("encode", OTHER_DENSE, TEXTS, 18),
+    ("score", RANKER, 50, 13),
+    ("classify", CLASSIFIER, 50, 13),
+    ("images", IMAGES, 20, 5),
+    ("write", WRITER, 20, 3),
+    ("stream", WRITER, 20, 3),
 )
 """Verb, model, number of items, and share of the requests in percent."""
 PRIORITIES: Final[tuple[Priority, ...]] = ("interactive", "bulk")
@@ -73,7 +84,7 @@ def request(seed: int, number: int, patient_seconds: float = PATIENT_SECONDS) ->
     dice = random.Random(f"{seed}/{number}")
     mood = dice.choices(MOODS, (90, 4, 6))[0]
     verb, model, items, _ = dice.choices(KINDS, [kind[3] for kind in KINDS])[0]
-    count = dice.choice((1, 1, 2, 4)) if verb == "encode" else 1
+    count = dice.choice((1, 1, 2, 4)) if verb in ("encode", "images") else 1
     return Request(
         number,
         verb,
@@ -92,6 +103,7 @@ class Answers:
 
     def __init__(self) -> None:
         self._texts = texts(TEXTS, shortest=1, longest=12, seed=5)
+        self._images = [_image(number) for number in range(20)]
         self._expected: dict[tuple[str, str], Numbers] = {}
 
     async def learn(self, client: shoal.AsyncClient) -> None:
@@ -105,6 +117,8 @@ class Answers:
                 for at in range(0, items, 16)
             ]
             self._expected[verb, model] = np.concatenate([part for some in parts for part in some])
+        streamed, written = (self._expected[verb, WRITER] for verb in ("stream", "write"))
+        assert np.array_equal(streamed, written)
 
     def example(self) -> tuple[str, Numbers]:
         """A text, and what models.DENSE says of it."""
@@ -137,9 +151,43 @@ class Answers:
             )
             by_label = [{one.label: one.score for one in item.labels} for item in found]
             return np.array([[scores.get(name, -1.0) for name in CLASSES] for scores in by_label])
-        dense = (await client.encode(model, words, priority=priority, timeout=timeout)).dense
+        if wanted.verb == "write":
+            task = shoal.ReadText(max_tokens=WRITTEN_TOKENS)
+            found = await client.extract(model, words, task, priority=priority, timeout=timeout)
+            return _characters(found[0].text)
+        if wanted.verb == "stream":
+            return await self._stream(client, wanted, words)
+        items = [self._images[item] for item in wanted.items] if wanted.verb == "images" else words
+        dense = (await client.encode(model, items, priority=priority, timeout=timeout)).dense
         assert dense is not None
         return dense
+
+    async def _stream(
+        self, client: shoal.AsyncClient, wanted: Request, words: Sequence[str]
+    ) -> Numbers:
+        """Return the text of a stream, again from the start after errors that may be repeated. Its
+        parts must be the beginning of the text.
+        """
+        task, end = shoal.ReadText(max_tokens=WRITTEN_TOKENS), time.monotonic() + wanted.seconds
+        while True:
+            parts = ""
+            try:
+                async for part in client.extract_stream(
+                    wanted.model,
+                    words,
+                    task,
+                    priority=wanted.priority,
+                    timeout=max(0.01, end - time.monotonic()),
+                ):
+                    if isinstance(part, shoal.Delta):
+                        parts += part.text
+                        continue
+                    text = part[0].text
+                    return _characters(text if text.startswith(parts.strip()) else parts)
+            except (Unavailable, Overloaded):
+                if time.monotonic() + STREAM_PAUSE_SECONDS > end:
+                    raise
+            await asyncio.sleep(STREAM_PAUSE_SECONDS)
 
     def _documents(self, item: int) -> list[str]:
         return [
@@ -152,6 +200,19 @@ class Answers:
         return answer.shape == expected.shape and bool(
             np.allclose(answer, expected, rtol=0, atol=TOLERANCE)
         )
+
+
+def _image(number: int) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 256, (40, 30 + number, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def _characters(text: str) -> Numbers:
+    """Return a generated text as one row of numbers."""
+    codes = [ord(character) for character in text[:MAX_CHARACTERS]]
+    return np.pad(np.array(codes, np.float64), (0, MAX_CHARACTERS - len(codes)))[None]
 
 
 @dataclass

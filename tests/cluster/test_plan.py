@@ -26,7 +26,15 @@ from tests.cluster.plan import (
     too_old,
     ways,
 )
-from tests.k8s.manifests import EVERY, ROOT, containers, environment, named, objects_of_kind, rendered
+from tests.k8s.manifests import (
+    EVERY,
+    ROOT,
+    containers,
+    environment,
+    named,
+    objects_of_kind,
+    rendered,
+)
 from tests.support.keda import Change
 
 NOTHING = Found(kubectl="/bin/kubectl")

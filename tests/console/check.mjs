@@ -171,6 +171,22 @@ function manyBatches(count, hasMore) {
   return { object: "list", data, first_id: data[0].id, last_id: data[count - 1].id, has_more: hasMore };
 }
 
+// A page of submitted jobs in every state.
+function manyJobs(count, hasMore) {
+  const now = Math.floor(Date.now() / 1000);
+  const statuses = ["queued", "running", "paused", "completed", "failed", "expired", "cancelled"];
+  const data = Array.from({ length: count }, (_, at) => {
+    const status = statuses[at % statuses.length];
+    return {
+      id: `job_6a0f0000${String(at).padStart(32, "0")}`, object: "job", status, error: status === "failed" ? "the input is gone <b>" : null, input: "s3://bucket/docs/**/*.parquet", output: `s3://bucket/out/${at}`,
+      recipe: { verb: "encode", model: at % 2 ? "BAAI/bge-m3" : "org/a-model-with-a-rather-long-name-for-a-narrow-column" }, created_at: now - at * 3600,
+      counts: { rows: status === "queued" ? 0 : 10_000_000, failed_rows: status === "completed" ? 12 : 0, total_rows: status === "queued" ? null : 20_000_000, tokens: 1, parts: 1 },
+      progress: status === "running" ? { rows_per_second: 12_345.6 } : {}, cost: status === "running" ? { l4: 1.5, h100: 2 } : {},
+    };
+  });
+  return { object: "list", data, first_id: data[0].id, last_id: data[count - 1].id, has_more: hasMore };
+}
+
 const parts = {
   async empty() {
     const page = await open("empty", "", { allows: ["503"] });
@@ -572,6 +588,33 @@ const parts = {
     await none.reload();
     await has(none, "No batches");
     await record(none, "batches-none");
+    await none.close();
+  },
+
+  async jobs() {
+    const many = await open("busy", "#/mesh");
+    await many.route("**/v1/jobs?limit=20", (route) => route.fulfill({ json: manyJobs(20, true) }));
+    await many.route("**/v1/jobs?limit=100", (route) => route.fulfill({ json: manyJobs(100, true) }));
+    await many.locator(".worker").first().waitFor();
+    await many.keyboard.press("g");
+    await many.keyboard.press("j");
+    await counted(many, ".batches tbody tr", 20);
+    for (const word of ["Waiting", "Running", "Paused", "Completed", "Failed", "Expired", "Cancelled"]) await many.locator(".batches .state", { hasText: new RegExp(`^${word}$`) }).first().waitFor();
+    const text = await many.locator("main").innerText();
+    for (const wanted of ["10,000,000 done of 20,000,000", "12 failed", "cost 3.50", "The input is gone <b>.", "to s3://bucket/out/1"]) assert.ok(text.includes(wanted), wanted);
+    assert.equal(await many.locator(".batches b").count(), 0);
+    await record(many, "jobs-many");
+    await many.getByRole("button", { name: "Show more" }).click();
+    await counted(many, ".batches tbody tr", 100);
+    await has(many, "These are the newest 100.");
+    await many.close();
+    // An edge without roots, and no jobs.
+    const none = await open("busy", "#/jobs", { allows: ["404"] });
+    await has(none, "This edge runs no jobs");
+    await record(none, "jobs-unserved");
+    await none.route("**/v1/jobs?*", (route) => route.fulfill({ json: { object: "list", data: [], first_id: null, last_id: null, has_more: false } }));
+    await none.reload();
+    await has(none, "No jobs");
     await none.close();
   },
 

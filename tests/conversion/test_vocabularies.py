@@ -220,6 +220,14 @@ LLAMA = {
     "normalization_rule_name": "identity",
     "vocab_size": 900,
 }
+GEMMA = LLAMA | {
+    "pad_id": 0,
+    "eos_id": 1,
+    "bos_id": 2,
+    "unk_id": 3,
+    "add_dummy_prefix": False,
+    "allow_whitespace_only_pieces": True,
+}
 ALBERT = {
     "pad_id": 0,
     "unk_id": 1,
@@ -281,11 +289,16 @@ print(json.dumps(sentencepiece.SentencePieceProcessor(model_file=model).encode(t
 """
 
 
-def test_bpe_of_llama_gives_the_ids_of_sentencepiece(tmp_path: Path) -> None:
-    """Compare with sentencepiece, which Llama's slow tokenizer calls: transformers 5 cannot convert
-    such a model.
+@pytest.mark.parametrize(
+    ("name", "training"), [("LlamaTokenizer", LLAMA), ("GemmaTokenizer", GEMMA)]
+)
+def test_bpe_gives_the_ids_of_sentencepiece(
+    name: str, training: dict[str, Any], tmp_path: Path
+) -> None:
+    """Compare with sentencepiece, which the slow tokenizers of Llama and Gemma call: transformers 5
+    cannot convert such a model.
     """
-    path = trained(tmp_path, CORPUS, **LLAMA)
+    path = trained(tmp_path, CORPUS, **training)
     plain = [text for text in TEXTS if text and "<" not in text and "\x00" not in text]
     run = subprocess.run(
         [sys.executable, "-c", _ENCODE],
@@ -298,11 +311,11 @@ def test_bpe_of_llama_gives_the_ids_of_sentencepiece(tmp_path: Path) -> None:
     mine = made_of(
         {
             "tokenizer.model": path.read_bytes(),
-            "tokenizer_config.json": {"tokenizer_class": "LlamaTokenizer"},
+            "tokenizer_config.json": {"tokenizer_class": name},
         }
     )
     for text, theirs in zip(plain, json.loads(run.stdout), strict=True):
-        assert mine.encode(text).ids == [1, *theirs], repr(text)
+        assert mine.encode(text).ids == [training["bos_id"], *theirs], repr(text)
 
 
 _MARIAN = """

@@ -20,8 +20,8 @@ from libs.documents.text_size import (
     estimated_text_bytes,
 )
 from libs.errors import InvalidInput
-from libs.models.documents import DocumentFile, with_pages
-from libs.models.work import Chunking, EncodeWork, Part, never_cancelled
+from libs.models.interface.work import Chunking, EncodeWork, Part, never_cancelled
+from libs.models.runtime.documents import DocumentFile, with_pages
 from tests.support import offices, pdfs
 
 FIELD = "items[1].parts[0].document"
@@ -180,7 +180,7 @@ def test_pages_and_bytes_are_limited(
     monkeypatch.setattr(limits, "CHUNKED_PAGES", 29)
     with pytest.raises(InvalidInput, match="more than 29 pages"):
         read(reader, BOOK)
-    monkeypatch.setattr(limits, "CHUNKED_BYTES", len("page 1\n\npage 2"))
+    monkeypatch.setattr(limits, "DIVIDED_BYTES", len("page 1\n\npage 2"))
     assert text_of(read(reader, BOOK, 1, 2)) == "page 1\n\npage 2"
     with pytest.raises(InvalidInput, match="up to page 3 have more than 14 bytes"):
         read(reader, BOOK, 1, 3)
@@ -220,6 +220,8 @@ def test_budget_admits_any_single_document_and_not_many_with_far_more_text_than_
     assert budget_of(small, 4, 1) == TextBudget(4, limits.CHUNKED_BYTES)
     assert budget_of(small, 4, 256) == TextBudget(4, TEXT_FACTOR * 2048)
     assert budget_of(small * 1000, 4, 256).bytes == TEXT_FACTOR * 4 * PDF_PAGE_BYTES
+    page = b"<html>" + b"a" * (5 << 20)
+    assert budget_of(page, limits.CHUNKED_PAGES, 1).bytes == limits.DIVIDED_BYTES > len(page)
 
 
 def test_estimated_text_grows_with_bytes_and_pages() -> None:
@@ -230,4 +232,6 @@ def test_estimated_text_grows_with_bytes_and_pages() -> None:
     assert estimated_text_bytes(archive, 1) == ARCHIVE_EXPANSION * len(archive)
     assert estimated_text_bytes(b"# Title", 1) == 7
     assert estimated_text_bytes(b"a" * (1 << 19), 1) == limits.TEXT_BYTES
+    assert estimated_text_bytes(b"a" * (5 << 20), 1024) == 5 << 20, "all of it may be text"
+    assert estimated_text_bytes(b"a" * (9 << 20), 1024) == limits.DIVIDED_BYTES
     assert estimated_text_bytes(b"", 1) == 1

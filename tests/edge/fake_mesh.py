@@ -611,8 +611,7 @@ def busy() -> FakeMesh:
         processes=processes,
     )
     broken = ModelBroken(
-        "model.safetensors: tensor encoder.layer.3.output.dense.weight has 768 rows, "
-        "config.json "
+        "model.safetensors: tensor encoder.layer.3.output.dense.weight has 768 rows, config.json "
         "says 1024"
     )
     return FakeMesh(mesh, is_lively=True, load_seconds=0.3, fails={NAMES[9][0]: broken})

@@ -119,8 +119,7 @@ async def main() -> int:
         status = await edge.wait()
         await silent
     print(
-        f"{count:,} connections in {took:.1f} s, {each / 1024:.1f} KiB of the edge's memory "
-        "each "
+        f"{count:,} connections in {took:.1f} s, {each / 1024:.1f} KiB of the edge's memory each "
         f"({BUDGET_BYTES >> 10} may be)"
     )
     print(

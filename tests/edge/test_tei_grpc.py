@@ -171,6 +171,30 @@ async def test_embed() -> None:
         assert message.dimensions == 4
 
 
+async def test_texts_that_were_cut_are_counted_in_trailing_metadata() -> None:
+    usage = pb.Usage(input_tokens=5)
+    script = Script(
+        encode=lambda request: pb.EncodeResponse(
+            dense=dense(vectors(len(request.items))), usage=usage
+        )
+    )
+    async with serving(script) as tei_at:
+        write, read = tei_at._types("Embed/Embed")
+        call = tei_at.channel.unary_unary("/tei.v1.Embed/Embed", write, read)
+        request = tei.EmbedRequest(inputs="a", truncate=True)
+        for cut in (0, 1):
+            usage.truncated_items = cut
+            calling = call(request, timeout=CALL_SECONDS)
+            await calling
+            found = dict(await calling.trailing_metadata())
+            assert found.get("x-shoal-truncated-inputs") == ("1" if cut else None)
+        streaming = tei_at.channel.stream_stream("/tei.v1.Embed/EmbedStream", write, read)(
+            iter([request]), timeout=CALL_SECONDS
+        )
+        assert len([reply async for reply in streaming]) == 1
+        assert dict(await streaming.trailing_metadata())["x-shoal-truncated-inputs"] == "1"
+
+
 async def test_sparse_and_all() -> None:
     rows = vectors(2)
 

@@ -89,6 +89,8 @@ def test_rag(run: Any) -> None:
     quality = {stage: one["ndcg_10"] for stage, one in found["stages"].items()}
     assert quality["sparse"] >= 0.805
     assert quality["dense"] >= 0.789
+    assert list(quality) == list(rag.STAGES)
+    assert quality["late"] >= 0.6
     assert quality["hybrid"] >= 0.796
     assert quality["reranked"] >= 0.849
 

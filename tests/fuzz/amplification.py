@@ -274,8 +274,7 @@ class Caller:
             raise Internal(f"{recipe.path} was answered with 500")
         if (code := good.code()) is not grpc.StatusCode.OK:
             raise Broken(
-                f"{recipe.verb}: a good request of another tenant failed beside it: "
-                f"{code.name}: "
+                f"{recipe.verb}: a good request of another tenant failed beside it: {code.name}: "
                 f"{good.details()}"
             )
         kept = resident_bytes(cluster.processes["edge-0"].pid) - self._idle_bytes
@@ -298,8 +297,7 @@ class Caller:
             )
         if (code := good.code()) is not grpc.StatusCode.OK:
             raise Broken(
-                f"{recipe.verb}: a good request of another tenant failed beside it: "
-                f"{code.name}: "
+                f"{recipe.verb}: a good request of another tenant failed beside it: {code.name}: "
                 f"{good.details()}"
             )
         if not np.allclose(self._vectors(good), self._expected, atol=1e-4):

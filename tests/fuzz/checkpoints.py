@@ -28,7 +28,7 @@ from libs.models.generation.decoding.rules import Rules, apply
 from libs.models.generation.decoding.settings import Settings, settings_of
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
-from libs.models.loaded.adapter_config import read_adapter
+from libs.models.runtime.loaded.adapter_config import read_adapter
 from libs.models.text.registry import empty_encoder, names_of
 from libs.models.text.tokenising import bounds
 from libs.models.text.tokenising.chat import _messages

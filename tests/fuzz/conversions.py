@@ -76,8 +76,7 @@ def check_tensors(output: Path, most: int) -> None:
     """
     if output.stat().st_size > most:
         raise Broken(
-            f"the output has {output.stat().st_size:,} bytes; at most {most:,} are in "
-            "proportion "
+            f"the output has {output.stat().st_size:,} bytes; at most {most:,} are in proportion "
             "to the input"
         )
     if not load_file(output):

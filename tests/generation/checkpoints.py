@@ -24,7 +24,12 @@ CAUSAL: dict[str, Mapping[str, object]] = {
     "gemma2": {"sliding_window": 12},
     "phi3": {"sliding_window": 24},
     "gemma3_text": {"use_bidirectional_attention": False, "sliding_window": 12},
+    "lfm2": {"conv_L_cache": 4},
+    "ministral3": {"num_key_value_heads": 2},
+    "qwen3_5_text": {},
 }
+CARRIED = ("lfm2", "qwen3_5_text")
+"""Models with layers that carry states from token to token in place of keys and values."""
 _SEQ2SEQ = {
     "decoder_start_token_id": 2,
     "pad_token_id": 0,
@@ -119,9 +124,14 @@ def written(
 ) -> list[list[int]]:
     """The new tokens of `generate` for each input; one padded batch, on the left for causal models.
 
-    Each alone where the longest input of a batch changes the others' rotary positions (LongRoPE).
+    Each alone where the longest input of a batch changes the others' rotary positions (LongRoPE),
+    or where layers would read the padding.
     """
-    if len(inputs) > 1 and hasattr(model.config, "original_max_position_embeddings"):
+    is_alone = (
+        hasattr(model.config, "original_max_position_embeddings")
+        or model.config.model_type in CARRIED
+    )
+    if len(inputs) > 1 and is_alone:
         return [written(model, [own], most, **settings)[0] for own in inputs]
     longest, causal = max(map(len, inputs)), not model.config.is_encoder_decoder
     ids = torch.zeros((len(inputs), longest), dtype=torch.int64)

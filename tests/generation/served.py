@@ -23,7 +23,7 @@ TEMPLATE = (
 )
 _TOKENIZERS: Mapping[str, Kind] = {
     "qwen3": "qwen3", "llama": "llama", "gemma2": "gemma2", "phi3": "phi3", "bart": "bart",
-    "marian": "t5", "t5": "t5",
+    "marian": "t5", "t5": "t5", "lfm2": "llama", "ministral3": "llama", "qwen3_5_text": "qwen3",
 }  # fmt: skip
 # Random weights repeat themselves; what may not be repeated makes every answer another one.
 VARIED = {"no_repeat_ngram_size": 2, "repetition_penalty": 1.2, "suppress_tokens": [0]}

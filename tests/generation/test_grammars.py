@@ -21,7 +21,7 @@ from libs.models.generation.grammars import FIELD, Grammars, parse_answer
 from libs.models.generation.grammars import matching as module
 from libs.models.generation.model import GenerativeModel
 from libs.models.generation.texts import TextReader
-from libs.models.work import TextWork
+from libs.models.interface.work import TextWork
 from tests.generation.served import write, write_ending
 from tests.generation.test_serving import load, outputs
 

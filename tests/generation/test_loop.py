@@ -26,7 +26,15 @@ from libs.models.generation import (
     load_language_model,
 )
 from libs.models.generation.decoding.rules import Bits, Ids
-from tests.generation.checkpoints import CAUSAL, SEQ2SEQ, VOCABULARY, prompts, write, written
+from tests.generation.checkpoints import (
+    CARRIED,
+    CAUSAL,
+    SEQ2SEQ,
+    VOCABULARY,
+    prompts,
+    write,
+    written,
+)
 from tests.kernels.ways import use_dense
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -114,7 +122,13 @@ def test_torchs_operators_write_the_same(
     ] == wanted
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gemma3_text", "t5", "mbart"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama", "mistral", "ministral3", "gemma2", "gemma3_text", "lfm2", "qwen3_5_text", "t5",
+        "mbart",
+    ],
+)  # fmt: skip
 @torch.inference_mode()
 def test_scores_of_every_step_are_those_of_the_full_forward(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -177,6 +191,14 @@ def test_scores_of_every_step_are_those_of_the_full_forward(
             },
         ),
         (
+            "lfm2",
+            {"num_beams": 3, "eos_token_id": list(range(3, 30)), "repetition_penalty": 1.4},
+        ),
+        (
+            "qwen3_5_text",
+            {"num_beams": 2, "eos_token_id": list(range(3, 20)), "repetition_penalty": 1.4},
+        ),
+        (
             "t5 1.1 resaved",
             {"num_beams": 3, "eos_token_id": list(range(3, 30)), "no_repeat_ngram_size": 2},
         ),
@@ -207,7 +229,9 @@ def test_beams_that_the_config_asks_for(
 ) -> None:
     model = write(name, tmp_path, settings)
     writer, inputs = load(tmp_path), prompts(4)
-    wanted = [_ended(written(model, [ids], 14)[0], writer.settings) for ids in inputs]
+    # transformers' caches of states are not those of its beams.
+    cache = {"use_cache": False} if name in CARRIED else {}
+    wanted = [_ended(written(model, [ids], 14, **cache)[0], writer.settings) for ids in inputs]
     assert writer.settings.beams == settings["num_beams"]
     found = finished(DecodeLoop(writer, 100), requests(writer, inputs, 14), every=3)
     assert [text for text, _ in found] == wanted
@@ -338,6 +362,48 @@ def test_memory_is_claimed_before_and_never_exceeded(
         loop.step()
         assert loop.pool.taken <= loop.pool.claimed <= 3
     assert loop.has_room(long)
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_failed_forward_can_be_repeated(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forward that runs out of memory changes no state, so the next one has the same result."""
+    write(name, tmp_path, VARIED)
+    writer = load(tmp_path)
+    requested = requests(writer, prompts(3), 8)
+    wanted = finished(DecodeLoop(writer, 32), requested)
+    loop, failures = DecodeLoop(writer, 32), iter([True, False] * 100)
+    head = writer.head.forward
+
+    def failing(x: torch.Tensor) -> torch.Tensor:
+        if next(failures):
+            raise MemoryError
+        return head(x)
+
+    monkeypatch.setattr(writer.head, "forward", failing)
+    step = loop.step
+
+    def repeated() -> list[Any]:
+        with pytest.raises(MemoryError):
+            step()
+        return step()
+
+    monkeypatch.setattr(loop, "step", repeated)
+    assert finished(loop, requested) == wanted
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_states_are_claimed_before_and_never_exceeded(name: str, tmp_path: Path) -> None:
+    write(name, tmp_path)
+    writer = load(tmp_path)
+    loop, requested = DecodeLoop(writer, 64, slots=2), requests(writer, prompts(3), 4)
+    first, _ = (loop.add(each) for each in requested[:2])
+    assert not loop.has_room(requested[2])
+    with pytest.raises(NoCapacity, match="states of 1 rows; 0 are free"):
+        loop.add(requested[2])
+    loop.cancel(first)
+    assert loop.has_room(requested[2])
 
 
 def test_cost_of_a_step_is_known_before_it(

@@ -13,8 +13,8 @@ from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
 from libs.kinds.generative import model as writers
 from libs.models import EncodeWork, ExtractResult, GeneratedIds, Output, Prepared, Unfinished
 from libs.models.generation.model import GenerativeModel
-from libs.models.source import Source
-from libs.models.work import TextWork, Turn, never_cancelled
+from libs.models.interface.source import Source
+from libs.models.interface.work import TextWork, Turn, never_cancelled
 from tests.generation.chat_templates import MISTRAL
 from tests.generation.served import reference, write
 
@@ -57,7 +57,21 @@ def outputs(model: GenerativeModel, jobs: list[Prepared]) -> list[list[Output]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama", "gemma2", "phi3", "bart", "marian", "t5"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3",
+        "llama",
+        "gemma2",
+        "phi3",
+        "lfm2",
+        "ministral3",
+        "qwen3_5_text",
+        "bart",
+        "marian",
+        "t5",
+    ],
+)
 @pytest.mark.parametrize("instruction", ["", "shorten it:"])
 def test_texts_are_those_of_transformers(name: str, instruction: str, tmp_path: Path) -> None:
     theirs = write(name, tmp_path)
@@ -169,7 +183,7 @@ def test_dropped_and_failed_sequences_return_their_memory(
         assert one.ids.tolist() == other.ids.tolist()
 
 
-@pytest.mark.parametrize("name", ["qwen3", "bart"])
+@pytest.mark.parametrize("name", ["qwen3", "lfm2", "bart"])
 def test_sequences_without_room_wait(name: str, tmp_path: Path) -> None:
     write(name, tmp_path)
     model = load(tmp_path)

@@ -22,9 +22,9 @@ from libs.models.generation.decoding.graphs import StepGraphs
 from libs.models.generation.decoding.rules import Rules
 from libs.models.generation.decoding.steps import StepRow, StepShape
 from libs.models.generation.model import _pool_pages
-from libs.models.graphs.buckets import Uses
-from libs.models.graphs.graphs import Event, Graphs, Owner
-from libs.models.source import Source
+from libs.models.interface.source import Source
+from libs.models.runtime.graphs.buckets import Uses
+from libs.models.runtime.graphs.graphs import Event, Graphs, Owner
 from tests.generation.checkpoints import prompts, write, written
 from tests.generation.served import write as write_served
 from tests.generation.test_loop import finished

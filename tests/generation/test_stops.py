@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from libs.models import ExtractResult, GeneratedIds, Unfinished
 from libs.models.generation.model import GenerativeModel
 from libs.models.generation.stops import StopStrings, stable_text, text_before_stop
-from libs.models.work import Sampling, TextWork, never_cancelled
+from libs.models.interface.work import Sampling, TextWork, never_cancelled
 from tests.generation.served import reference, write
 from tests.generation.test_serving import TEXTS, load, outputs
 from tests.parity.checkpoints import Kind, write_tokenizer

@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_leaves
 
 from libs.kernels import triton_here
 from libs.kernels.attention import varlen
+from libs.models.interface.packed import Packed, Rows
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
-from libs.models.packed import Packed, Rows
 from libs.models.text.registry import empty_encoder, prepare
 from tests.parity.checkpoints import random_model
 from tests.support.triton_launches import recorded_launches

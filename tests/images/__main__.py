@@ -131,8 +131,7 @@ def check(folder: Path, earlier: str, console: Console) -> dict[str, object]:
         limit = LIMITS.get(str(row["image"]))
         if limit is not None and float(str(row["beyond_base_mib"])) > limit:
             faults.append(
-                f"shoal-{row['image']} has {row['beyond_base_mib']} MiB beyond its base; "
-                f"{limit} "
+                f"shoal-{row['image']} has {row['beyond_base_mib']} MiB beyond its base; {limit} "
                 "are allowed"
             )
     _print(console, "Images", built)

@@ -129,6 +129,21 @@ class TestDistribution:
         assert taken
         assert set(taken) <= exported(one)
 
+    def test_model_has_the_same_name_everywhere(self, one: Integration) -> None:
+        """A field with a framework's name is also set by `model`."""
+        named = 0
+        for file, tree in sources(one).items():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.arg):
+                    assert node.arg not in ("model_name", "model_id"), file
+                    named += node.arg == "model"
+                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                    is_model = node.target.id in ("model", "model_name", "model_id")
+                    named += is_model
+                    if is_model and node.target.id != "model":
+                        assert "alias='model'" in ast.unparse(node), file
+        assert named
+
     def test_its_claims_have_passed(self, one: Integration) -> None:
         assert set(one.classes) == exported(one)
         assert {form for forms in one.classes.values() for form in forms} <= set(FORMS)

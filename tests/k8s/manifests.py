@@ -33,8 +33,10 @@ TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
     "edge-otel": ("otel", "edge"),
     "edge-batches-claim": ("edge",),
     "edge-batches-bucket": ("network-policy", "edge", "edge-network-policy"),
+    "edge-jobs": ("network-policy", "edge", "edge-network-policy", "edge-batches-bucket"),
     "jwks": ("tls",),
     "redis-sentinel": ("tls",),
+    "redis-cluster": ("tls",),
 }
 """Components that need others listed before them."""
 EVERY: Final = (

@@ -39,6 +39,7 @@ ALONE: Final[Mapping[str, Values]] = {
     "edge-batches-bucket": {
         "edge": {"batches": {"type": "bucket", "url": "s3://batches.example/shoal"}}
     },
+    "edge-jobs": {"edge": {"jobs": {"roots": ["s3://batches.example/jobs/{tenant}"]}}},
     "hpa-router": {"router": {"autoscaling": ON}},
     "pod-monitor": {"monitoring": {"podMonitors": ON}},
     "alerts": {"monitoring": {"alerts": ON}},
@@ -76,6 +77,19 @@ ALONE: Final[Mapping[str, Values]] = {
         },
         **{role: {"settings": {"SHOAL_REDIS_SENTINEL_PASSWORD_FILE": ""}} for role in SERVERS},
     },
+    "redis-cluster": {
+        "redis": {
+            "external": {
+                **ON,
+                "urls": {
+                    role: f"rediss+cluster://shoal-{role}@redis.example:6379" for role in SERVERS
+                },
+                "mutualTls": True,
+                "namespaces": ["redis"],
+            }
+        },
+        **{role: {"settings": {"SHOAL_QUEUE_SLOTS": "64"}} for role in SERVERS},
+    },
 }
 """The names of components among the chart's values, and with those of TOGETHER, as k8s/ combines
 them.
@@ -109,6 +123,7 @@ COMBINED: Final = (
         "edge-network-policy",
         "edge-pod-monitor",
         "edge-batches-bucket",
+        "edge-jobs",
         "edge-otel",
     ),
 )

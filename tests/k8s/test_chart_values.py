@@ -117,6 +117,10 @@ def test_lint_finds_nothing(file: str) -> None:
             {"edge": {**ON, "batches": {"url": "s3://bucket/a"}}},
             "edge.batches: url and serviceAccountAnnotations are those of type bucket",
         ),
+        (
+            {"edge": {**ON, "jobs": {"roots": ["s3://bucket/jobs"]}}},
+            "edge.jobs: jobs are recorded in the storage of batches",
+        ),
         ({"redis": {"resources": {"memory": "2 GB"}}}, r"redis.resources.memory\W"),
     ],
     ids=str,

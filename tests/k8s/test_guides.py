@@ -129,7 +129,11 @@ def test_overlay_that_opens_a_mesh_builds_and_opens_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["edge-gateway", "external-redis", "gateway", "jwks", "load-balancer", "redis-sentinel"]
+    "name",
+    [
+        *("edge-gateway", "external-redis", "gateway", "jwks", "load-balancer"),
+        *("redis-cluster", "redis-sentinel"),
+    ],
 )
 def test_patches_at_the_head_of_a_component_can_be_built(name: str, tmp_path: Path) -> None:
     head = (K8S / f"components/{name}/kustomization.yaml").read_text().partition("\napiVersion:")[0]

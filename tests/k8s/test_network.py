@@ -166,16 +166,18 @@ def test_external_redis_is_reached() -> None:
     assert let_out == inside | OUT | outside
 
 
-def test_sentinels_are_reached_where_redis_is() -> None:
-    let_in, let_out = edges(with_components("network-policy", "tls", "redis-sentinel"))
+@pytest.mark.parametrize(
+    ("name", "ports"), [("redis-sentinel", (6379, 26379)), ("redis-cluster", (6379,))]
+)
+def test_nodes_of_redis_are_reached_outside_and_in_their_namespace(
+    name: str, ports: tuple[int, ...]
+) -> None:
+    let_in, let_out = edges(with_components("network-policy", "tls", name))
     where = (ANYWHERE, "namespaces with kubernetes.io/metadata.name=redis")
     inside = {edge for edge in MESH if edge[1] != "redis"}
     assert let_in == inside | IN
     outside = {
-        (who, place, port)
-        for who in ("router", "scheduler")
-        for place in where
-        for port in (6379, 26379)
+        (who, place, port) for who in ("router", "scheduler") for place in where for port in ports
     }
     assert let_out == inside | OUT | outside
 

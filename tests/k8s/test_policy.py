@@ -360,7 +360,7 @@ def test_open_services_are_marked_and_with_tls_none_is_open(objects: tuple[Objec
             continue
         assert ("SHOAL_TLS_CLIENT_CA" in variables) == has_tls
         assert not has_tls or variables["SHOAL_REDIS_URL"].startswith(
-            ("rediss://", "rediss+sentinel://")
+            ("rediss://", "rediss+sentinel://", "rediss+cluster://")
         )
     for service in objects_of_kind(objects, "Service"):
         for port in service["spec"]["ports"]:

@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 
 from libs.models import PackedModel, load_model
-from libs.models.graphs.buckets import Bucket
-from libs.models.graphs.buffers import fill, filled, whole_batch
-from libs.models.graphs.cuda import CudaCapture, CudaCopy, CudaGraph
-from libs.models.graphs.graphs import Event, Graphs, Owner
-from libs.models.graphs.shapes import distance, tolerance
+from libs.models.interface.packed import Packed
+from libs.models.interface.sequences import InputSequence
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.loaded.tiers import copying, sharing
-from libs.models.packed import Packed
+from libs.models.runtime.graphs.buckets import Bucket
+from libs.models.runtime.graphs.buffers import fill, filled, whole_batch
+from libs.models.runtime.graphs.cuda import CudaCapture, CudaCopy, CudaGraph
+from libs.models.runtime.graphs.graphs import Event, Graphs, Owner
+from libs.models.runtime.graphs.shapes import distance, tolerance
+from libs.models.runtime.loaded.tiers import copying, sharing
 from libs.models.text.registry import build_encoder
 from libs.models.weights import TensorFile
-from libs.models.work import InputSequence
 from tests.parity.checkpoints import Pooling, SentenceFiles, write_checkpoint
 from tests.support.device import no_synchronization
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from libs.models import EncodeWork, PackedModel, load_model
-from libs.models.loaded.cuda_queue import CudaQueue, cuda_queue
+from libs.models.runtime.loaded.cuda_queue import CudaQueue, cuda_queue
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.device import no_synchronization
 

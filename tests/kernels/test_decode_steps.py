@@ -17,8 +17,8 @@ from libs.models.generation import DecodeLoop, LanguageModel, Request, load_lang
 from libs.models.generation.decoding.graphs import SEQUENCES
 from libs.models.generation.decoding.rules import Ids
 from libs.models.generation.decoding.steps import StepForward, StepRow, StepShape
-from libs.models.graphs.cuda import CudaCapture
-from libs.models.graphs.graphs import Event, Owner
+from libs.models.runtime.graphs.cuda import CudaCapture
+from libs.models.runtime.graphs.graphs import Event, Owner
 from tests.generation.checkpoints import VOCABULARY, write
 from tests.support.device import no_synchronization
 

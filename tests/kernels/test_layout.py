@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from libs.kernels.layout import Layout, upload
-from libs.models.packed import Packed
+from libs.models.interface.packed import Packed
 from tests.support.device import no_synchronization
 
 IDS = [np.arange(5, 5 + length, dtype=np.int32) for length in (1, 3, 3, 8)]

@@ -314,7 +314,7 @@ def test_trial_finds_a_kernel_that_does_nothing(name: str, reported: str, librar
 @pytest.mark.usefixtures("asked_anew", "library")
 def test_trial_is_not_counted_as_the_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be the first forward that asks, under a mode that counts what lives
-    (`libs/models/loaded/probe.py`).
+    (`libs/models/runtime/loaded/probe.py`).
     """
     monkeypatch.delenv("SHOAL_NATIVE_KERNELS", raising=False)
     with Largest() as largest:

@@ -17,9 +17,9 @@ from libs.kernels.linear.lora import Delta
 from libs.kernels.linear.packed import PackedLinear, prepacking_works
 from libs.kernels.native import layer, library, panels
 from libs.models import PackedModel, load_model
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.work import EncodeWork
 from libs.models.layers.encoder import Layer, PackedEncoder
-from libs.models.packed import Packed, Rows
-from libs.models.work import EncodeWork
 from services.local.settings import MINILM, packaged_minilm
 from tests.kernels.largest import Largest
 from tests.kernels.ways import use_dense, use_native

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from libs.kernels import triton_here
-from libs.models.packed import Packed
+from libs.models.interface.packed import Packed
 from libs.models.text.registry import build_encoder
 from libs.models.weights import TensorFile
 from tests.parity.checkpoints import Kind, write_checkpoint

@@ -95,6 +95,19 @@ async def test_openai_errors(http: Http) -> None:
     assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
     reply = await http.post("/v1/embeddings", {"model": RANKER, "input": "a"})
     assert (reply.status, reply.json["error"]["code"]) == (400, "model_not_supported")
+    messages = [{"role": "user", "content": "Hello"}]
+    for path, body in (
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/v1/chat/completions", {"messages": messages, "stream": True}),
+        ("/v1/completions", {"prompt": "Hello"}),
+    ):
+        reply = await http.post(path, {"model": MINILM, **body})
+        found = reply.json["error"]
+        assert (reply.status, found["param"], found["code"]) == (
+            400,
+            "model",
+            "model_not_supported",
+        ), f"{path}: the model is at fault, not the text"
 
 
 async def test_models(http: Http) -> None:

@@ -26,7 +26,7 @@ from shoal.v1 import (
 )
 
 from libs.models import Head, InputSequence, Output, YieldPoint
-from libs.models.work import never_yield
+from libs.models.interface.sequences import never_yield
 from services.worker.app import serve
 from services.worker.jobs.execution.runner import Runner
 from services.worker.jobs.held import HeldJob

@@ -17,7 +17,7 @@ from sentence_transformers import CrossEncoder
 from shoal import errors
 
 from libs import models
-from libs.models import results
+from libs.models.interface import results
 from tests.mesh.test_families import relative_error
 from tests.parity import (
     boundary_models,

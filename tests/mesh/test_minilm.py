@@ -61,16 +61,17 @@ def test_float32_equals_transformers(client: shoal.Client, reference: NDArray[np
     assert cosines(dense, reference).min() >= 0.99999
 
 
-def test_bfloat16_is_close_to_transformers(
-    tmp_path: Path, models: str, reference: NDArray[np.float32]
+@pytest.mark.parametrize(("dtype", "least"), [("bfloat16", 0.999), ("int8", 0.99)])
+def test_other_number_formats_are_close_to_transformers(
+    dtype: str, least: float, tmp_path: Path, models: str, reference: NDArray[np.float32]
 ) -> None:
     with (
-        Cluster(tmp_path, models=models, dtype="bfloat16") as cluster,
+        Cluster(tmp_path, models=models, dtype=dtype) as cluster,
         shoal.Client(cluster.address) as client,
     ):
         dense = client.encode(MINILM, TEXTS, timeout=PATIENCE).dense
     assert dense is not None
-    assert cosines(dense, reference).min() >= 0.999
+    assert cosines(dense, reference).min() >= least
 
 
 def test_text_alone_equals_the_same_text_in_a_batch(client: shoal.Client) -> None:

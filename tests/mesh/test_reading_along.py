@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import shoal
 from shoal import errors
-from shoal.results import Delta, ExtractResult
+from shoal.extractions import Delta
+from shoal.results import ExtractResult
 
 from tests.generation.served import write
 from tests.mesh.test_chat import edge, events, said

@@ -116,6 +116,26 @@ def test_unknown_model_is_not_found(far: Cluster) -> None:
         client.encode("far/nothing", TEXTS, timeout=120)
 
 
+@pytest.mark.parametrize(
+    ("model", "other"),
+    [
+        ("jinaai/jina-embeddings-v4", "use jinaai/jina-embeddings-v5-text-small"),
+        ("jinaai/jina-embeddings-v5-omni-small", "use jinaai/jina-embeddings-v5-text-small"),
+        ("jinaai/jina-reranker-v3", "Use jinaai/jina-reranker-m0"),
+    ],
+)
+def test_published_model_that_is_not_served_is_refused_with_an_alternative(
+    far: Cluster, hub: FakeHub, model: str, other: str
+) -> None:
+    calls = len(hub.calls)
+    with (
+        shoal.Client(far.address) as client,
+        pytest.raises(errors.ModelBroken, match=f"{model} is not served: .*{other}"),
+    ):
+        client.encode(model, TEXTS, timeout=120)
+    assert len(hub.calls) == calls
+
+
 def test_path_is_not_a_model_id(far: Cluster, hub: FakeHub) -> None:
     calls = len(hub.calls)
     with (

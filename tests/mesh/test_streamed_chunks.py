@@ -140,12 +140,11 @@ async def test_abandoned_stream_is_cancelled(mesh: Cluster) -> None:
 async def test_document_that_fails_in_the_middle_fails_the_stream(
     mesh: Cluster,
 ) -> None:
-    """The last page has too much text for an item."""
-    data = "\n".join(WORDS * 4 for _ in range(9))
-    assert len(data) > 1 << 20
+    """The last page has too much text for a page."""
+    data = pdfs.document([*PAGES, "\n".join(["word " * 600] * 100)], size=(1600.0, 792.0))
     async with shoal.AsyncClient(mesh.address, timeout=300) as client:
         with pytest.raises(errors.InvalidInput, match="bytes of text") as caught:
-            await read(client, [Document(data.encode())], CHUNKING)
+            await read(client, [Document(data)], CHUNKING)
         assert caught.value.field == "items[0].parts[0].document"
 
 

@@ -21,7 +21,16 @@ from shoal.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc
 from torch import Tensor
 
 from tests.mesh.test_families import relative_error
-from tests.parity.vlm_models import QUERIES, Small, opened, pages, small, write_vlm_adapter
+from tests.parity.test_jina_reranker import jina_reranker
+from tests.parity.vlm_models import (
+    QUERIES,
+    Small,
+    conversation,
+    opened,
+    pages,
+    small,
+    write_vlm_adapter,
+)
 from tests.support import pdfs
 from tests.support.cluster import Cluster
 
@@ -186,6 +195,72 @@ def test_card_of_vision_language_models(
         ]
         assert list(card.representations) == [pb.REPRESENTATION_MULTI_VECTOR]
         assert card.tasks == [models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE]
+
+
+JUDGED = "Retrieve relevant documents for the query."
+TURN = "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+SHOWN = "<|vision_start|><|image_pad|><|vision_end|>"
+EMBEDS, JUDGES, RANKS = (
+    "Qwen/Qwen3-VL-Embedding-2B",
+    "Qwen/Qwen3-VL-Reranker-2B",
+    "jinaai/jina-reranker-m0",
+)
+
+
+@pytest.fixture(scope="module")
+def carded(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Write models under names with shipped cards, which define their use."""
+    made = tmp_path_factory.mktemp("carded")
+    for model, theirs in (
+        (EMBEDS, conversation()),
+        (JUDGES, conversation()),
+        (RANKS, jina_reranker()),
+    ):
+        folder = made / model.replace("/", "-")
+        theirs.save(folder)
+        (checkpoints / model).parent.mkdir(exist_ok=True)
+        folder.rename(checkpoints / model)
+
+
+@torch.inference_mode()
+def test_qwen3_vl_embeds_texts_and_pages(client: shoal.Client, carded: None) -> None:
+    del carded
+    found = client.encode(EMBEDS, [FILES[1], "a page"], timeout=120).dense
+    asked = "Represent the user's input."
+    states = [
+        conversation().last(TURN.format(asked, SHOWN), [opened(FILES[1])])[0],
+        conversation().last(TURN.format(asked, "a page"), [])[0],
+    ]
+    assert found is not None
+    wanted = [torch.nn.functional.normalize(state, dim=-1) for state in states]
+    assert worst(list(found), wanted) <= 1e-5
+
+
+@torch.inference_mode()
+def test_qwen3_vl_judges_texts_and_pages(client: shoal.Client, carded: None) -> None:
+    del carded
+    found = client.score(JUDGES, QUERIES[0], [FILES[1], "a page"], scale="logit", timeout=120)
+    system = (
+        "Judge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".'
+    )
+    yes, no = (
+        conversation().processor.tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no")
+    )
+    for score, shown, images in zip(
+        found.scores, (SHOWN, "a page"), ([opened(FILES[1])], []), strict=True
+    ):
+        pair = f"<Instruct>: {JUDGED}<Query>:{QUERIES[0]}\n<Document>:{shown}"
+        _, logits = conversation().last(TURN.format(system, pair), images)
+        assert score == pytest.approx(float(logits[yes] - logits[no]), rel=1e-5, abs=1e-5)
+
+
+def test_jina_reranker_ranks_texts_and_pages(client: shoal.Client, carded: None) -> None:
+    del carded
+    documents: list[str | bytes] = [FILES[1], "a page", FILES[5]]
+    found = client.score(RANKS, QUERIES[0], documents, scale="logit", timeout=120)
+    wanted = [jina_reranker().logit(QUERIES[0], one) for one in documents]
+    assert list(found.scores) == pytest.approx(wanted, rel=1e-5, abs=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from libs.errors import ModelBroken
-from libs.models.loaded.adapter_config import read_adapter
-from libs.models.loaded.patterns import UnsupportedPattern, compile_pattern
+from libs.models.runtime.loaded.adapter_config import read_adapter
+from libs.models.runtime.loaded.patterns import UnsupportedPattern, compile_pattern
 from tests.fuzz import tiny
 from tests.fuzz.run import limited
 

@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 from shoal.v1 import worker_pb2
 
 from libs.models import Entity, Extraction, ExtractResult, LabelScore, Region, Relation
-from libs.models.answer_budget import build_result, fit_to_bytes, select_best
-from libs.models.results import Classification, Field, PageText, Structure, TokenLogprob, Value
+from libs.models.interface.results import (
+    Classification,
+    Field,
+    PageText,
+    Structure,
+    TokenLogprob,
+    Value,
+)
+from libs.models.interface.sequences import ANY_BYTES, SparseRow
+from libs.models.interface.work import EncodeWork, ToolCall, never_cancelled
+from libs.models.runtime.answer_budget import build_result, fit_to_bytes, select_best
 from libs.models.text.processing.answers import sparse_rows
-from libs.models.work import ANY_BYTES, EncodeWork, SparseRow, ToolCall, never_cancelled
 from services.worker.mesh import codec
 
 TEXTS = st.text("aé東 ", max_size=12)

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from libs.errors import InvalidInput
 from libs.models import EncodeWork, InputRows, InputSequence, Output, PackedModel, Prepared, Result
-from libs.models.backbone import Backbone
+from libs.models.interface.packed import Packed
+from libs.models.interface.processor import Processor
+from libs.models.interface.work import CancelCheck, Work, never_cancelled
 from libs.models.layers.embeddings import InputLayer
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import EncoderSpec, LayerSpec
-from libs.models.loaded.peft import Names
-from libs.models.packed import Packed
-from libs.models.processor import Processor
+from libs.models.runtime.backbone import Backbone
+from libs.models.runtime.loaded.peft import Names
 from libs.models.text.heads.pooled import PooledHead
-from libs.models.work import CancelCheck, Work, never_cancelled
 from tests.models.conftest import load
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from libs.documents.joined_text import JoinedText, PagedText, PageStarts
 from libs.errors import DeadlinePassed, InvalidInput
 from libs.models import EncodeWork, PackedModel
-from libs.models.results import Chunks
+from libs.models.interface.results import Chunks
+from libs.models.interface.work import Chunking, ChunkMethod, Span
 from libs.models.text.processing.chunking import dividing
 from libs.models.text.processing.chunking.dividing import MAX_CHUNKS, check_contexts, divide
 from libs.models.text.tokenising import whole
 from libs.models.text.tokenising.text import TextProcessor
-from libs.models.work import Chunking, ChunkMethod, Span
 from tests.parity.tokenizers import Style, tokenizer_of
 from tests.support.texts import texts
 
@@ -218,7 +218,7 @@ from libs import memory
 memory.limit_heaps(heaps=2)  # as in a worker
 from libs.models import EncodeWork
 from libs.models.text.processing.chunking.dividing import divide
-from libs.models.work import Chunking
+from libs.models.interface.work import Chunking
 from tests.models.test_chunks import processor
 from tests.support.peak import Peak
 

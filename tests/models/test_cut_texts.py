@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from libs.models import ClassifyWork, EncodeWork, EntitiesWork, PackedModel, ScoreWork, Work
-from libs.models.work import Truncation
+from libs.models.interface.work import Truncation
 
 LONG = "copying distribution and modification " * 20
 

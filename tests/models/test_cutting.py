@@ -18,12 +18,12 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from libs.errors import InputTooLong
+from libs.models.interface.work import Truncation, never_cancelled
 from libs.models.text.processing.extraction import words
 from libs.models.text.processing.extraction.words import WordFrame
 from libs.models.text.tokenising import cutting
 from libs.models.text.tokenising.cutting import Cutter, encoded, sliced
 from libs.models.text.tokenising.text import TextProcessor
-from libs.models.work import Truncation, never_cancelled
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.tokenizers import Style, tokenizer_of
 from tests.support.peak import Peak

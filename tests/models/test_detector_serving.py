@@ -11,9 +11,9 @@ import torch
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.image_size import Size, size_of
 from libs.models import PackedModel, load_model
-from libs.models.precision.samples import works
-from libs.models.results import ExtractResult
-from libs.models.work import Part, RegionsWork
+from libs.models.interface.results import ExtractResult
+from libs.models.interface.work import Part, RegionsWork
+from libs.models.runtime.precision.samples import works
 from services.router.admission.validation import image_price as image_prices
 from services.worker.mesh.codec import to_card
 from tests.parity.detection_models import LABELS, MODELS, write_checkpoint

@@ -22,9 +22,9 @@ from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.loading import load_detector
 from libs.models.images.detection.padded import padded_and_resized
 from libs.models.images.detection.regions import RegionOptions, regions_of
+from libs.models.interface.sequences import InputSequence, Output, is_finite
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.words import Label
-from libs.models.work import InputSequence, Output, is_finite
 from tests.models.test_backbones import joined
 from tests.parity.detection_models import LABELS, MODELS, write_checkpoint
 

@@ -14,7 +14,7 @@ from libs.embedding_id import embedding_id
 from libs.errors import EmbeddingIdMismatch
 from libs.models import embedding_recipe
 from libs.models.embedding_recipe import EmbeddingIdentity, EncodeOptions, identity_maker
-from libs.models.work import Chunking, EncodeWork, Role, with_truncation
+from libs.models.interface.work import Chunking, EncodeWork, Role, with_truncation
 
 FILES = "ab" * 32
 ADAPTER = "cd" * 32

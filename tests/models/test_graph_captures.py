@@ -19,10 +19,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.models.graphs import cuda
-from libs.models.graphs.cuda import CudaCapture
-from libs.models.loaded.tiers import sharing
-from libs.models.packed import Ids
+from libs.models.interface.packed import Ids
+from libs.models.runtime.graphs import cuda
+from libs.models.runtime.graphs.cuda import CudaCapture
+from libs.models.runtime.loaded.tiers import sharing
 
 Pool = tuple[int, int]
 

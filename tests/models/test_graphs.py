@@ -39,7 +39,10 @@ from libs.models import (
     SparseRow,
     Work,
 )
-from libs.models.graphs.buckets import (
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.processor import Processor
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.runtime.graphs.buckets import (
     HOT,
     MAX_WAIT_BATCHES,
     Bucket,
@@ -48,16 +51,13 @@ from libs.models.graphs.buckets import (
     hot_buckets,
     max_tokens,
 )
-from libs.models.graphs.buffers import fill, filled, own_batch, whole_batch
-from libs.models.graphs.capture import Forward
-from libs.models.graphs.graphs import ROUGH_BYTES, Event, Graphs, Owner
-from libs.models.graphs.shapes import Shape, distance, tolerance
-from libs.models.graphs.store import STALE_FORWARDS, GraphStore
-from libs.models.layers.encoder import PackedEncoder
-from libs.models.loaded.peft import Names
-from libs.models.loaded.tiers import alone, sharing
-from libs.models.packed import Packed, Rows
-from libs.models.processor import Processor
+from libs.models.runtime.graphs.buffers import fill, filled, own_batch, whole_batch
+from libs.models.runtime.graphs.capture import Forward
+from libs.models.runtime.graphs.graphs import ROUGH_BYTES, Event, Graphs, Owner
+from libs.models.runtime.graphs.shapes import Shape, distance, tolerance
+from libs.models.runtime.graphs.store import STALE_FORWARDS, GraphStore
+from libs.models.runtime.loaded.peft import Names
+from libs.models.runtime.loaded.tiers import alone, sharing
 from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.registry import build_encoder
 from libs.models.weights import TensorFile

@@ -15,12 +15,13 @@ import torch
 
 from libs.documents.joined_text import JoinedText, PagedText
 from libs.models import EncodeWork, PackedModel, load_model
-from libs.models.model import ComputesChunks
-from libs.models.results import EncodeResult
+from libs.models.interface.model import ComputesChunks
+from libs.models.interface.results import EncodeResult
+from libs.models.interface.sequences import Output
+from libs.models.interface.work import Chunking, ChunkMethod, Representation
 from libs.models.text.processing.chunking import dividing
 from libs.models.text.processing.chunking.dividing import MAX_CHUNKS
 from libs.models.text.processing.chunking.growing import notes_of
-from libs.models.work import Chunking, ChunkMethod, Output, Representation
 from tests.mesh.conftest import write_late_interaction
 from tests.parity.test_hybrid import write_m3
 from tests.support.texts import texts
@@ -46,7 +47,21 @@ def late_interaction(tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
     return load_model(directory, "org/late", torch.device("cpu"), torch.float32)
 
 
-def test_first_chunks_are_prepared_before_the_last_pages_are_read(embedder: PackedModel) -> None:
+@pytest.mark.parametrize(
+    "chunking",
+    [
+        Chunking(max_tokens=10, return_text=True),
+        Chunking("tokens", max_tokens=30, overlap=6, return_text=True),
+        Chunking(max_tokens=10, late=True, return_text=True),
+        Chunking("markdown", max_tokens=90, overlap=20, late=True, return_text=True),
+        Chunking("tokens", max_tokens=30, overlap=6, late=True, return_text=True),
+    ],
+    ids=str,
+)
+def test_first_chunks_are_prepared_before_the_last_pages_are_read(
+    chunking: Chunking, embedder: PackedModel
+) -> None:
+    """The vectors of each part's chunks are those of the answer."""
     read: list[int] = []
 
     def add_pages(found: JoinedText) -> Iterator[None]:
@@ -55,27 +70,29 @@ def test_first_chunks_are_prepared_before_the_last_pages_are_read(embedder: Pack
             found.add(number, TEXTS[number % 2])
             yield
 
-    chunking = Chunking(max_tokens=10, return_text=True)
+    assert isinstance(embedder, ComputesChunks)
     work = EncodeWork(["", "text"], chunking=chunking, documents={0: PagedText(add_pages)})
-    parts = embedder.prepare_parts(work, nothing)
-    first = next(parts)
-    assert len(first.sequences) > 0
-    assert len(read) < 25
-    counts = [len(first.sequences)]
-    for part in parts:
-        assert [one.ids.tolist() for one in part.sequences[: counts[-1]]] == [
-            one.ids.tolist() for one in first.sequences
-        ], "earlier sequences stay"
-        first = part
-        counts.append(len(part.sequences))
-    assert counts == sorted(counts)
-    assert len(read) == 50
     text = "\n\n".join(TEXTS[number % 2] for number in range(1, 51))
     whole = embedder.prepare(EncodeWork([text, "text"], chunking=chunking))
-    assert [one.ids.tolist() for one in first.sequences] == [
-        one.ids.tolist() for one in whole.sequences
-    ]
-    assert first.fields == whole.fields
+    outputs = embedder.forward_all(whole)
+    wanted = rows(cast(EncodeResult, embedder.finish(whole, outputs)))
+    ids, counts, found = [one.ids.tolist() for one in whole.sequences], [0], list[object]()
+    for prepared in embedder.prepare_parts(work, nothing):
+        assert len(read) < 25 or counts[-1], "the first part precedes the last pages"
+        counts.append(len(prepared.sequences))
+        assert [one.ids.tolist() for one in prepared.sequences] == ids[: counts[-1]]
+        known = dict(enumerate(outputs[: counts[-1]]))
+        part = embedder.finish_rows(prepared, known, len(found), MAX_PART_BYTES)
+        found += [] if part is None else rows(part)
+        assert found == wanted[: len(found)]
+        assert found, "chunks of the first part are complete"
+        last = prepared
+    assert len(counts) > 3
+    assert counts == sorted(counts)
+    assert counts[-1] == len(ids)
+    assert len(read) == 50
+    assert last.fields == whole.fields
+    assert len(found) == len(wanted) - 1, "the last chunk is left to the answer"
 
 
 PAGES = [

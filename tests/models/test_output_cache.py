@@ -21,8 +21,8 @@ from libs.models import (
 )
 from libs.models.images import patches
 from libs.models.images.vlm import parts
-from libs.models.output_cache import CachedOutput, OutputCache
-from libs.models.work import Prepared
+from libs.models.interface.output_cache import CachedOutput, OutputCache
+from libs.models.interface.sequences import Prepared
 from tests.parity.image_models import pictures
 from tests.parity.image_repositories import TEXTS, write_repository
 from tests.parity.vlm_models import pages, small

@@ -28,9 +28,9 @@ from libs.models import (
     SparseRow,
     Work,
 )
-from libs.models.graphs.graphs import Graphs, Owner
-from libs.models.head import ReadsDevice
-from libs.models.pending import LaunchesBatches, PendingBatch
+from libs.models.interface.head import ReadsDevice
+from libs.models.interface.pending import LaunchesBatches, PendingBatch
+from libs.models.runtime.graphs.graphs import Graphs, Owner
 from tests.models.conftest import load
 from tests.parity.adapters import write_random_adapter
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from libs.models.loaded import pinned
-from libs.models.loaded.pinned import ALIGNMENT, HostMemory
+from libs.models.runtime.loaded import pinned
+from libs.models.runtime.loaded.pinned import ALIGNMENT, HostMemory
 
 CUDA = torch.device("cuda")
 NOT_PERMITTED = 800  # cudaErrorNotPermitted

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from libs.models import EncodeWork, PackedModel, Part, load_model
-from libs.models.loaded.probe import LiveBytes
-from libs.models.loaded.tiers import tensors_of
+from libs.models.runtime.loaded.probe import LiveBytes
+from libs.models.runtime.loaded.tiers import tensors_of
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.image_repositories import Family, write_repository
 from tests.parity.recipes import RECIPES

@@ -26,7 +26,7 @@ from libs.models import (
     Work,
     load_model,
 )
-from libs.models.loaded.tiers import Arena, tensors_of
+from libs.models.runtime.loaded.tiers import Arena, tensors_of
 from tests.parity.boundary_models import make_boundary
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.gliner_models import make_reference

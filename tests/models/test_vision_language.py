@@ -18,9 +18,9 @@ from libs.image_size import size_of
 from libs.kinds.vision_language.card import MODEL_TYPES
 from libs.models import load_model
 from libs.models.images.vlm.loading import model_types
-from libs.models.packed_model import PackedModel
-from libs.models.results import EncodeResult, ScoreResult
-from libs.models.work import EncodeWork, Part, ScoreWork
+from libs.models.interface.results import EncodeResult, ScoreResult
+from libs.models.interface.work import EncodeWork, Part, ScoreWork
+from libs.models.runtime.packed_model import PackedModel
 from services.router.admission.validation import image_price
 from services.worker.mesh.codec import to_card
 from tests.parity.vlm_models import QUERIES, conversation, pages, small

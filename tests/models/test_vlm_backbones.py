@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from libs.models import PackedModel
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
 from libs.models.images.vlm.tower import ImageTower
-from libs.models.loaded.peft import Place
-from libs.models.work import YieldPoint
+from libs.models.interface.sequences import YieldPoint
+from libs.models.runtime.loaded.peft import Place
 from tests.models.test_backbones import joined
 from tests.parity.vlm_models import QUERIES, pages, small
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tokenizers import Encoding, Tokenizer, models, pre_tokenizers, processors, trainers
 
+from libs.models.interface.work import CancelCheck, never_cancelled
 from libs.models.text.tokenising.cutting import Cutter
-from libs.models.text.tokenising.whole import MAX_WHOLE_BYTES, PIECE, Rows, rows_of
-from libs.models.work import never_cancelled
+from libs.models.text.tokenising.whole import MAX_WHOLE_BYTES, PIECE, rows_in_parts
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\U0001f3fd"
 
@@ -28,6 +28,25 @@ def tokenizer() -> Tokenizer:
     return made
 
 
+class Joined:
+    """The tokens of all parts of a text.
+
+    Attributes:
+        ids: Of all tokens, special ones included.
+        own: Of the tokens of the text.
+        starts, ends: Of the tokens of the text.
+    """
+
+    def __init__(
+        self, cutter: Cutter, text: str, check_cancelled: CancelCheck = never_cancelled
+    ) -> None:
+        parts = [*rows_in_parts(cutter, lambda _: (text, True), check_cancelled)]
+        self.ids = np.concatenate([part.ids for part in parts])
+        self.own = np.concatenate([part.ids[part.first : part.end] for part in parts])
+        self.starts = np.concatenate([part.starts[part.first : part.end] for part in parts])
+        self.ends = np.concatenate([part.ends[part.first : part.end] for part in parts])
+
+
 class Recorded(Cutter):
     """Records the texts that it tokenises."""
 
@@ -39,8 +58,8 @@ class Recorded(Cutter):
         self.texts.append(text)
         return super().encode(text)
 
-    def rows(self, text: str) -> Rows:
-        return rows_of(self, text, never_cancelled)
+    def rows(self, text: str) -> Joined:
+        return Joined(self, text)
 
     def parts_of(self, text: str) -> list[str]:
         """Return the parts that a text was divided into, after the pieces that could not be
@@ -50,9 +69,9 @@ class Recorded(Cutter):
         return self.texts[-count:]
 
 
-def covered(rows: Rows, text: str) -> bool:
+def covered(rows: Joined, text: str) -> bool:
     """Return whether the tokens have all characters of the text, in order."""
-    starts, ends = rows.starts[rows.first : rows.end], rows.ends[rows.first : rows.end]
+    starts, ends = rows.starts, rows.ends
     return bool(
         starts[0] == 0 and ends[-1] == len(text) and (starts[1:] <= ends[:-1]).all()
     ) and bool((np.diff(starts) >= 0).all())
@@ -103,7 +122,7 @@ def test_parts_of_white_space_keep_special_tokens_at_the_ends(text: str) -> None
     )
     rows = Recorded(words).rows(text)
     assert rows.ids.tolist() == words.encode(text).ids
-    assert rows.ids[rows.first : rows.end].tolist() == [2] * text.count("word")
+    assert rows.own.tolist() == [2] * text.count("word")
 
 
 def test_cancellation_is_checked_between_parts(tokenizer: Tokenizer) -> None:
@@ -119,4 +138,31 @@ def test_cancellation_is_checked_between_parts(tokenizer: Tokenizer) -> None:
             raise Cancelled
 
     with pytest.raises(Cancelled):
-        rows_of(Cutter(tokenizer), "~=" * MAX_WHOLE_BYTES, check)
+        Joined(Cutter(tokenizer), "~=" * MAX_WHOLE_BYTES, check)
+
+
+def test_pieces_before_an_endless_word_stay_as_they_were_returned(tokenizer: Tokenizer) -> None:
+    """The text up to the word is returned before the word is read."""
+    words = "".join(f"hello world{number} " for number in range(4000))
+    for word, most in (("!?" * 9000, MAX_WHOLE_BYTES), ("!?" * 90_000, 0)):
+        text, read = words + word, list[int]()
+
+        def read_text(
+            characters: int, text: str = text, read: list[int] = read
+        ) -> tuple[str, bool]:
+            read.append(characters)
+            return text[:characters], characters >= len(text)
+
+        parts, cutter = [], Cutter(tokenizer)
+        for part in rows_in_parts(cutter, read_text, never_cancelled):
+            if not parts:
+                assert max(read) <= PIECE + 1
+            parts.append(part)
+        assert len(parts) > 3
+        ids = np.concatenate([part.ids for part in parts])
+        if most:
+            np.testing.assert_array_equal(ids, tokenizer.encode(text).ids)
+        else:  # the word is divided, and all before it is exact
+            before = tokenizer.encode(words).ids[:-64]
+            np.testing.assert_array_equal(ids[: len(before)], before)
+            assert covered(Joined(cutter, text), text)

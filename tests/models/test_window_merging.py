@@ -7,10 +7,17 @@ import pytest
 from numpy.typing import NDArray
 
 from libs.models import Entity, Extraction
-from libs.models.results import Classification, Field, LabelScore, Relation, Structure, Value
+from libs.models.interface.results import (
+    Classification,
+    Field,
+    LabelScore,
+    Relation,
+    Structure,
+    Value,
+)
+from libs.models.interface.work import Span, never_cancelled
 from libs.models.text.windows import merging
 from libs.models.text.windows.merging import Rules, best_scores, merged
-from libs.models.work import Span, never_cancelled
 
 TEXT = "0123456789" * 10
 SPANS = [Span(0, 40), Span(30, 70), Span(60, 100)]

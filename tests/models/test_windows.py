@@ -28,15 +28,17 @@ from libs.models import (
     ScoreResult,
     ScoreWork,
 )
-from libs.models.answer_budget import build_result
-from libs.models.results import Result
+from libs.models.interface.results import Result
+from libs.models.interface.sequences import Output, Prepared
+from libs.models.interface.work import CancelCheck, ModelWork, Span, Work, never_cancelled
+from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import item_path
-from libs.models.text.processing.chunking.dividing import by_tokens
+from libs.models.text.processing.chunking.token_chunks import by_tokens
 from libs.models.text.processing.extraction.words import WordFrame, Words
-from libs.models.text.tokenising.text import TextProcessor, WholeText
+from libs.models.text.tokenising.text import TextProcessor
+from libs.models.text.tokenising.whole import WholeText
 from libs.models.text.windows import spans as window_spans
 from libs.models.text.windows.processor import Notes, SizesOutputs, WindowedProcessor
-from libs.models.work import CancelCheck, ModelWork, Output, Prepared, Span, Work, never_cancelled
 
 LONG = "copying distribution and modification are not covered by this License " * 12
 SENTENCES = [

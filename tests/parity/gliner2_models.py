@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -171,3 +173,34 @@ def _spread(reference: Reference) -> None:
         scale = 2 / float(torch.cat(found).square().mean().sqrt())
         last.weight.mul_(scale)
         last.bias.mul_(scale)
+
+
+def write_transformers_layout(made: Reference, directory: Path, **settings: object) -> Path:
+    """Copy a checkpoint into the layout of transformers' Gliner2ForSchemaExtraction.
+
+    The installed transformers lacks the class. Its convert_gliner2_to_hf.py copies tensors and
+    tokenizer unchanged and writes one config.json, which has the encoder's configuration, and the
+    settings of boundaries twice.
+
+    Args:
+        settings: Further keys of config.json.
+    """
+    shutil.copytree(made.directory, directory)
+    package = json.loads((directory / "config.json").read_text())
+    encoder = json.loads((directory / "encoder_config" / "config.json").read_text())
+    shutil.rmtree(directory / "encoder_config")
+    keys = ("architecture", "counting_layer", "token_pooling", "config_version")
+    config = {key: package[key] for key in keys if key in package}
+    config |= {
+        "model_type": "gliner2",
+        "architectures": ["Gliner2ForSchemaExtraction"],
+        "encoder_config": encoder,
+        "max_len": None,
+        "span_mode": "markerV0",
+    }
+    if package.get("architecture") == "boundary":
+        config |= dict.fromkeys(("boundary_config", "boundary_head"), package["boundary_head"])
+    else:
+        config["max_width"] = package.get("max_width", 8)
+    (directory / "config.json").write_text(json.dumps(config | settings))
+    return directory

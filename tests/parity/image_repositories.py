@@ -62,7 +62,9 @@ class Reference:
         with torch.inference_mode():
             return cast(
                 "NDArray[np.float32]",
-                self.model.get_image_features(pixel_values=pixels).pooler_output.numpy(),
+                self.model.get_image_features(pixel_values=pixels.to(self.model.dtype))
+                .pooler_output.float()
+                .numpy(),
             )
 
     def labels(self, files: list[bytes], labels: list[str], *, alone: bool) -> NDArray[np.float32]:

@@ -43,7 +43,7 @@ from libs.models import (
 from services.worker.check import selftest
 from tests.parity import test_gliner2
 from tests.parity.boundary_models import make_boundary
-from tests.parity.gliner2_models import SCHEMA, TEXTS, Reference
+from tests.parity.gliner2_models import SCHEMA, TEXTS, Reference, write_transformers_layout
 from tests.parity.test_gliner2 import Found, load, run, same
 
 # gliner2, transformers and their dependencies emit warnings.
@@ -440,6 +440,16 @@ def test_classes_have_a_temperature(first: Reference, tmp_path: Path) -> None:
             assert label.score == pytest.approx(
                 warmed[label.label] / sum(warmed.values()), abs=1e-5
             )
+
+
+def test_layout_of_transformers_has_the_same_answers(made: Reference, tmp_path: Path) -> None:
+    directory = write_transformers_layout(made, tmp_path / "model")
+    card, other = (read_card(each, "org/name") for each in (directory, made.directory))
+    assert (card.kind, card.family, card.max_tokens) == (other.kind, other.family, other.max_tokens)
+    asked = StructureWork(TEXTS, MIXED)
+    found = run(load(directory), asked)[0]
+    assert sum(len(one.entities) for one in found) > 0
+    assert found == run(load(made.directory), asked)[0]
 
 
 def test_absent_labels_have_no_entities(first: Reference, tmp_path: Path) -> None:

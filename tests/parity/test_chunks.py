@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models import EncodeResult, EncodeWork, PackedModel, Role, load_model
-from libs.models.work import Chunking, ChunkMethod, Span
+from libs.models.interface.work import Chunking, ChunkMethod, Span
 from services.local.settings import packaged_minilm
 from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint
 from tests.parity.test_hybrid import write_m3

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from libs.errors import ModelBroken
-from libs.models.packed import Packed
+from libs.models.interface.packed import Packed
 from libs.models.text.families.bert import deberta
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.test_families import load, packed, random_ids, reference, worst

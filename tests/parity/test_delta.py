@@ -15,13 +15,13 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from libs.errors import InvalidInput
-from libs.models.backbone import Backbone
+from libs.models.interface.packed import Packed
+from libs.models.interface.sequences import InputSequence
 from libs.models.layers.delta import CHUNK, Chunks
 from libs.models.layers.encoder import Shared
 from libs.models.layers.hybrid import GatedDeltaNet
 from libs.models.layers.spec import DeltaSpec, EncoderSpec, LayerSpec
-from libs.models.packed import Packed
-from libs.models.work import InputSequence
+from libs.models.runtime.backbone import Backbone
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.test_families import load, packed, random_ids, reference, worst
 

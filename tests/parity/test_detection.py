@@ -22,8 +22,8 @@ from libs.models import load_model
 from libs.models.images.decoding import decode
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.loading import load_detector, model_types
-from libs.models.results import Region
-from libs.models.work import InputSequence
+from libs.models.interface.results import Region
+from libs.models.interface.sequences import InputSequence
 from tests.parity.detection_models import LABELS, MODELS, PROCESSORS, tokenizer, write_checkpoint
 from tests.parity.image_models import pictures
 

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from libs.catalog.checkpoint import adapter as lora
 from libs.errors import ModelBroken
 from libs.models import load_model
-from libs.models.loaded.adapter_config import read_adapter
-from libs.models.loaded.peft import read_updates
+from libs.models.runtime.loaded.adapter_config import read_adapter
+from libs.models.runtime.loaded.peft import read_updates
 from libs.models.weights import TensorFile
 from tests.parity.adapters import STRENGTH, quietly, with_adapter, write_random_adapter
 from tests.parity.checkpoints import Kind, random_model, write_checkpoint

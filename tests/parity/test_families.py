@@ -17,9 +17,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from libs.models.interface.packed import Packed, Rows
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
-from libs.models.packed import Packed, Rows
 from libs.models.text.registry import (
     build_encoder,
     default_dtype,

@@ -33,8 +33,14 @@ from libs.models import (
     StructureWork,
     load_model,
 )
-from libs.models.results import Field, Value
-from tests.parity.gliner2_models import SCHEMA, TEXTS, Reference, make_reference
+from libs.models.interface.results import Field, Value
+from tests.parity.gliner2_models import (
+    SCHEMA,
+    TEXTS,
+    Reference,
+    make_reference,
+    write_transformers_layout,
+)
 
 # gliner2, transformers and their dependencies emit warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -344,6 +350,28 @@ def test_unsupported_settings_are_refused(
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
     with pytest.raises(ModelBroken, match=message):
         load(tmp_path / "model")
+
+
+def test_layout_of_transformers_has_the_same_answers(made: Reference, tmp_path: Path) -> None:
+    directory = write_transformers_layout(made, tmp_path / "model")
+    card, other = (read_card(each, "org/name") for each in (directory, made.directory))
+    assert (card.kind, card.family, card.max_tokens) == (other.kind, other.family, other.max_tokens)
+    asked = StructureWork(TEXTS, replace(SCHEMA, threshold=0.2))
+    found = run(load(directory), asked)[0]
+    assert sum(len(one.entities) for one in found) > 0
+    assert found == run(load(made.directory), asked)[0]
+
+
+def test_layout_of_transformers_divides_logits_of_classes(first: Reference, tmp_path: Path) -> None:
+    warm = write_transformers_layout(first, tmp_path / "model", classification_temperature=4.0)
+    asked = StructureWork(TEXTS, Schema(classifications=SCHEMA.classifications[:1]))
+    for one, other in zip(
+        run(load(warm), asked)[0], run(load(first.directory), asked)[0], strict=True
+    ):
+        scores = {label.label: label.score**0.25 for label in other.classifications[0].labels}
+        for label in one.classifications[0].labels:
+            expected = scores[label.label] / sum(scores.values())
+            assert label.score == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(

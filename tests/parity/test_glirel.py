@@ -30,7 +30,7 @@ from libs.models import (
     RelationsWork,
     load_model,
 )
-from libs.models.work import SparseRow
+from libs.models.interface.sequences import SparseRow
 from tests.parity.gliner_models import slug
 from tests.parity.glirel_models import (
     LABELS,

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from libs.models.interface.packed import Packed, Rows
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.experts import Experts
 from libs.models.layers.spec import Config, EncoderSpec
-from libs.models.packed import Packed, Rows
 from libs.models.text.registry import empty_encoder, prepare
 from tests.parity.reference_hub import HUB, State, Values, write_hub
 from tests.parity.test_families import LENGTHS, SHAPES, Ids, load, packed, random_ids, worst

@@ -25,8 +25,8 @@ from transformers.models.siglip2.image_processing_pil_siglip2 import (
 from libs.errors import ModelBroken
 from libs.models.images.loading import ImageModel, load_images, model_types
 from libs.models.images.processing import PatchBudget
-from libs.models.packed import Packed
-from libs.models.work import InputSequence
+from libs.models.interface.packed import Packed
+from libs.models.interface.sequences import InputSequence
 from tests.parity.image_models import (
     MODELS,
     OPEN_CLIP,

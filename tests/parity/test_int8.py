@@ -20,9 +20,9 @@ from libs.kernels.linear.packed import PackedLinear
 from libs.models import InputSequence, PackedModel, load_model
 from libs.models.layers.embeddings import Table, TokenEmbedding
 from libs.models.layers.encoder import FeedForward, PackedEncoder, resident_bytes
-from libs.models.precision.agreement import MIN_COSINE, cosine
-from libs.models.precision.int8 import answered, compared
-from libs.models.precision.samples import TEXTS, works
+from libs.models.runtime.precision.agreement import MIN_COSINE, cosine
+from libs.models.runtime.precision.int8 import answered, compared
+from libs.models.runtime.precision.samples import TEXTS, works
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.registry import build_encoder
 from libs.models.weights import TensorFile

@@ -21,10 +21,10 @@ from transformers.models.lfm2 import modeling_lfm2
 from libs.catalog.cards import read_catalog
 from libs.errors import InvalidInput
 from libs.models import PackedModel, ScoreWork, load_model
-from libs.models.backbone import Backbone
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import InputSequence
 from libs.models.layers.convolution import convolve
-from libs.models.packed import Packed, Rows
-from libs.models.work import InputSequence
+from libs.models.runtime.backbone import Backbone
 from tests.parity.checkpoints import SentenceFiles, random_model, write_checkpoint
 from tests.parity.test_decoders import reconfigure
 from tests.parity.test_families import load, packed, random_ids, reference, worst

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from libs.errors import ModelBroken
+from libs.models.interface.packed import Packed
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.packed import Packed
 from libs.models.text.registry import build_encoder
 from libs.models.weights import HeadRule, Maybe, TensorFile
 from tests.parity.checkpoints import random_model, write_checkpoint

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from libs.errors import ModelBroken
 from libs.models import InputSequence, load_model
-from libs.models.packed import Packed
+from libs.models.interface.packed import Packed
 from libs.models.text.families.bert import longformer
 from tests.parity.adapters import write_adapter
 from tests.parity.checkpoints import Head, random_model, write_checkpoint

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from libs.catalog.checkpoint import adapter as lora
 from libs.errors import ModelBroken
 from libs.models import InputSequence, PackedModel, load_model
-from libs.models.loaded import adapter_config
+from libs.models.runtime.loaded import adapter_config
 from libs.models.text.families.bert import deberta
 from tests.parity.adapters import write_adapter, write_random_adapter
 from tests.parity.checkpoints import Head, Kind, random_model, write_checkpoint

@@ -4,6 +4,7 @@ code's arithmetic.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from libs.catalog.detect import read_card
 from libs.errors import ModelBroken
 from libs.models import EncodeWork, PackedModel, ScoreResult, ScoreWork, load_model
-from libs.models.work import ClassifyWork, Prepared, Role, Work
+from libs.models.interface.sequences import Prepared
+from libs.models.interface.work import ClassifyWork, Role, Work
+from tests.parity.checkpoints import write_checkpoint
 from tests.parity.jina_models import (
     INSTRUCTIONS,
     TASKS,
@@ -273,6 +276,16 @@ def test_v4_is_refused_with_an_alternative(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelBroken, match=r"architectures.*jina-embeddings-v5-text-small.*colqwen"):
         load(v3.directory)
+
+
+def test_listwise_reranker_is_refused_with_what_to_use_instead(tmp_path: Path) -> None:
+    directory = write_checkpoint("qwen3", tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(
+        json.dumps(config | {"architectures": ["JinaForRanking"]})
+    )
+    with pytest.raises(ModelBroken, match=r"all documents .*Use jinaai/jina-reranker-m0"):
+        load(directory)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["small", "nano"])

@@ -13,9 +13,9 @@ import transformers
 
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
 from libs.models import PackedModel, load_served_model
-from libs.models.results import DetokenizeResult, Tokenization, TokenizeResult
+from libs.models.interface.results import DetokenizeResult, Tokenization, TokenizeResult
+from libs.models.interface.work import DetokenizeWork, TokenizeWork, Truncation, never_cancelled
 from libs.models.text.tokens import TokenProcessor
-from libs.models.work import DetokenizeWork, TokenizeWork, Truncation, never_cancelled
 from tests.generation.served import write
 from tests.parity import image_models
 from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint

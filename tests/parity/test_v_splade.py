@@ -20,9 +20,9 @@ from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupporte
 from libs.image_size import size_of
 from libs.models import load_model
 from libs.models.images.vlm.loading import load_vision_language
-from libs.models.packed_model import PackedModel
-from libs.models.results import EncodeResult, ScoreResult, SparseRows
-from libs.models.work import ClassifyWork, EncodeWork, Part, ScoreWork, Work
+from libs.models.interface.results import EncodeResult, ScoreResult, SparseRows
+from libs.models.interface.work import ClassifyWork, EncodeWork, Part, ScoreWork, Work
+from libs.models.runtime.packed_model import PackedModel
 from services.router.admission.validation import image_price
 from services.worker.mesh.codec import to_card
 from tests.parity.v_splade_models import Layout, VSplade, v_splade

@@ -20,7 +20,8 @@ from libs.catalog.checkpoint.adapter import base_of
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language, model_types
 from libs.models.images.vlm.tower import ImageTower
-from libs.models.work import InputSequence, Part
+from libs.models.interface.sequences import InputSequence
+from libs.models.interface.work import Part
 from tests.parity.vlm_models import (
     MODELS,
     QUERIES,

@@ -24,9 +24,9 @@ from libs.models import (
     StructureWork,
     load_model,
 )
-from libs.models.results import Extraction
+from libs.models.interface.results import Extraction
+from libs.models.interface.work import Work, never_cancelled
 from libs.models.text.windows.processor import Notes
-from libs.models.work import Work, never_cancelled
 from tests.parity import gliner2_models
 from tests.parity.gliner_models import LABELS, TEXTS, make_reference
 

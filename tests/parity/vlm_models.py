@@ -257,7 +257,24 @@ def _qwen_settings(kind: str, tokens: int, mark: int) -> dict[str, object]:
         "qwen2_5_vl": {"hidden_size": 32, "out_hidden_size": 48, "patch_size": 4, **second},
         "qwen3_vl": {"hidden_size": 32, "out_hidden_size": 48, "patch_size": 4, **third},
     }
-    rope = {"rope_theta": 10_000.0, "rope_type": "default", "mrope_section": [2, 3, 3]}
+    towers["qwen3_5"] = {
+        key: value for key, value in towers["qwen3_vl"].items() if key != "deepstack_visual_indexes"
+    }
+    rope: dict[str, object] = {
+        "rope_theta": 10_000.0,
+        "rope_type": "default",
+        "mrope_section": [2, 3, 3],
+    }
+    hybrid: dict[str, object] = {}
+    if kind == "qwen3_5":  # half of a head is rotated, and every second layer is a delta net
+        rope |= {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+        hybrid = {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+        }
     return {
         "vision_config": _QWEN_TOWER | towers[kind],
         "text_config": {
@@ -266,6 +283,7 @@ def _qwen_settings(kind: str, tokens: int, mark: int) -> dict[str, object]:
             "head_dim": 16,
             "vocab_size": tokens,
             "rope_parameters": rope,
+            **hybrid,
         }
         | {"bos_token_id": 1, "num_attention_heads": 3, "num_key_value_heads": 1},
         "image_token_id": mark,
@@ -426,6 +444,7 @@ MODELS: dict[str, Callable[[], Small]] = {
     "qwen2_vl": partial(_engine_qwen, "qwen2_vl"),
     "qwen2_5_vl": partial(_engine_qwen, "qwen2_5_vl"),
     "qwen3_vl": partial(_engine_qwen, "qwen3_vl"),
+    "qwen3_5": partial(_engine_qwen, "qwen3_5"),
     "colqwen3": _tomoro,
     "qwen3_vl_nemotron_embed": _nemotron,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
 from inspect import iscoroutinefunction, signature
 from types import ModuleType
@@ -18,11 +18,12 @@ from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, Pulled, RedisCheck, UnsuitableRedis, connect, open_all
 from libs.queue.connection.acl import ROUTER, SCHEDULER
 from libs.queue.connection.cluster import ClusterRedis, client_of, masters_of
-from libs.queue.keys import LAYOUT, Keys
+from libs.queue.keys import LAYOUT, STREAMED_CHANNEL, Keys
 from libs.queue.queue_position import QueuePositions
-from libs.queue.rates import Rate, Rates
+from libs.queue.rates import Rate, Rates, key_of
 from libs.versions import LAYOUT_VERSION
-from tests.queue import test_lanes, test_leases, test_upkeep
+from tests.fleet import test_cards, test_lead, test_reader, test_registry
+from tests.queue import test_lanes, test_leases, test_order, test_queue_position, test_upkeep
 from tests.queue.parts import DEAD, LANE, LEASE_MS, Clock, add, ids, job, lease, make_lanes
 from tests.support.redis_cluster import RedisCluster
 from tests.support.sentinels import FakeSentinel, TcpServer
@@ -117,23 +118,32 @@ async def eventually(attempt: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.05)
 
 
-def shared_tests(*modules: ModuleType) -> list[Callable[..., Awaitable[None]]]:
-    """Return the tests of these modules that need nothing but the lanes of two routers."""
+def shared_tests(
+    fixtures: Collection[str], *modules: ModuleType
+) -> list[Callable[..., Awaitable[None]]]:
+    """Return the tests of these modules that need nothing but these fixtures."""
     return [
         test
         for module in modules
         for name, test in vars(module).items()
         if name.startswith("test_")
         and iscoroutinefunction(test)
-        and signature(test).parameters.keys() <= {"lanes", "other", "redis", "clock"}
+        and signature(test).parameters.keys() <= set(fixtures)
         and "slots" not in name  # this module tests several slots itself
         and "ten_thousand" not in name  # slow, and the same
     ]
 
 
-@pytest.mark.parametrize(
-    "test", shared_tests(test_lanes, test_leases, test_upkeep), ids=lambda test: test.__name__
+QUEUE_TESTS = shared_tests(
+    ("lanes", "other", "redis", "clock"),
+    *(test_lanes, test_leases, test_order, test_queue_position, test_upkeep),
 )
+FLEET_TESTS = shared_tests(
+    ("fleet", "other", "redis"), test_cards, test_lead, test_reader, test_registry
+)
+
+
+@pytest.mark.parametrize("test", QUEUE_TESTS, ids=lambda test: test.__name__)
 async def test_queue_behaves_as_on_one_redis(
     test: Callable[..., Awaitable[None]], as_router: Redis, redis: Redis, clock: Clock
 ) -> None:
@@ -142,8 +152,21 @@ async def test_queue_behaves_as_on_one_redis(
     await test(**{name: given[name] for name in signature(test).parameters})
 
 
+@pytest.mark.parametrize("test", FLEET_TESTS, ids=lambda test: test.__name__)
+async def test_registry_behaves_as_on_one_redis(
+    test: Callable[..., Awaitable[None]], as_router: Redis, redis: Redis
+) -> None:
+    given: dict[str, object] = {
+        "fleet": Fleet(as_router),
+        "other": Fleet(as_router),
+        "redis": client_of(redis, "{fleet}"),
+    }
+    await test(**{name: given[name] for name in signature(test).parameters})
+
+
 def test_shared_tests_are_found() -> None:
-    assert len(shared_tests(test_lanes, test_leases, test_upkeep)) > 30
+    assert len(QUEUE_TESTS) > 40
+    assert len(FLEET_TESTS) > 30
 
 
 async def test_lanes_of_all_masters_are_served_together(
@@ -224,6 +247,44 @@ async def test_notifications_and_streamed_text_reach_routers_from_every_master(
     assert await reported == b"more"
     await wakeups.aclose()
     await streamed.aclose()
+
+
+async def test_streamed_text_is_passed_on_by_one_shard_where_servers_can(
+    as_router: Redis, connected: Connect, clock: Clock, cluster: RedisCluster
+) -> None:
+    """A message for one router is not copied to all nodes, and follows the slot to another master.
+    Servers older than Redis 7 have no shard channels.
+    """
+    a, b = sharded(as_router, clock, "a"), sharded(connected(), clock, "b")
+    channel = f"{STREAMED_CHANNEL}:a"
+
+    def is_subscribed() -> bool:
+        with cluster.client(cluster.master_of(channel)) as node:
+            has_shards = int(node.info("server")["redis_version"].split(".")[0]) >= 7
+            if has_shards:
+                return bool(node.execute_command("PUBSUB", "SHARDNUMSUB", channel)[1] == 1)
+        counts = []
+        for port in cluster.masters():
+            with cluster.client(port) as node:
+                counts.append(node.execute_command("PUBSUB", "NUMSUB", channel)[1])
+        return sum(counts) == 1
+
+    taken: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def take() -> None:
+        while True:
+            with suppress(NoCapacity):
+                async for text in a.streamed_texts():
+                    taken.put_nowait(text)
+
+    taking = asyncio.create_task(take())
+    for text in (b"first", b"at another master"):
+        await asyncio.to_thread(wait_until, is_subscribed, 60, "the subscription")
+        await b.publish_streamed("a", text)
+        assert await asyncio.wait_for(taken.get(), 60) == text
+        others = [port for port in cluster.masters() if port != cluster.master_of(channel)]
+        await asyncio.to_thread(cluster.move_slot, channel, others[0])
+    await end_tasks([taking])
 
 
 async def test_fleet_and_rates_are_kept_for_all_routers(
@@ -390,6 +451,32 @@ async def test_slot_that_migrates_key_by_key_is_no_capacity_until_it_has_moved(
         finish()
     await put(lanes, lane, "c")
     assert ids(await pull(lanes, lane)) == ["a", "c"]
+
+
+async def test_keys_of_a_migrating_slot_are_found_at_either_master(
+    as_router: Redis, clock: Clock, cluster: RedisCluster
+) -> None:
+    """A command or script of one key is served throughout, whether its key has moved, has not, or
+    does not exist.
+    """
+    lanes = sharded(as_router, clock, "a")
+    await lanes.check()
+    lane = MODELS[0]
+    await put(lanes, lane, "a")
+    inbox = lanes.inboxes[Keys(SLOTS).locate(lane)[0]]
+    with cluster.migrating(tag_of(lane)) as finish:
+        assert await lanes.missing(lane, ["a", "b"]) == ["b"]
+        assert await lanes.take_replies(0.1, inbox) == []
+        assert [one.queued_jobs for one in await lanes.lane_gauges()] == [1]
+        await lanes.drop_replies("b")
+        finish()
+    rate, rates = Rate(requests_per_second=0.001, burst_seconds=1000), Rates(as_router, slots=SLOTS)
+    for tenant in map(str, range(4)):
+        assert await rates.take(tenant, rate, 1) == 0.0
+        with cluster.migrating(key_of(tenant, SLOTS)) as finish:
+            assert await rates.take(tenant, rate, 1) > 0.0
+            finish()
+        assert await rates.take(tenant, rate, 1) > 0.0
 
 
 async def test_connections_that_break_are_opened_again(

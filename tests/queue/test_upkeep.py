@@ -5,7 +5,7 @@ from __future__ import annotations
 from redis.asyncio import Redis
 
 from libs.queue import Idle, LaneGauges, LaneKey, Lanes
-from libs.queue.keys import KEYS, Keys
+from libs.queue.keys import Keys
 from tests.queue.parts import (
     DEAD,
     LANE,
@@ -123,19 +123,6 @@ async def test_sweep_recounts_gauges_and_frees_stranded_jobs(lanes: Lanes, redis
     assert (now.queued_tokens, now.leased_tokens) == (20, 0)
     assert await lanes.missing(LANE, list("abcd")) == ["a", "b"]
     assert (await look_inside(redis)).leases == set()
-
-
-async def test_sweep_drops_holders_that_an_older_router_left(lanes: Lanes, redis: Redis) -> None:
-    await add(lanes, *(job(name) for name in "abcd"))
-    await lease(lanes, 20)
-    await lanes.sweep(LANE)
-    assert set((await look_inside(redis)).holders) == {"a", "b"}
-    await redis.hset(
-        Keys(1).lane_keys(LANE)[KEYS.index("holders")],
-        mapping={f"{number}": "gone" for number in range(10)},
-    )
-    await lanes.sweep(LANE)
-    assert (await look_inside(redis)).holders == {}
 
 
 async def test_sweep_forgets_tenants_of_the_past(lanes: Lanes, redis: Redis) -> None:

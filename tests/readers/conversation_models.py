@@ -66,6 +66,7 @@ KINDS: Final = (
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
+    "qwen3_5",
     "lighton_ocr",
     "paddleocr_vl",
     "glm_ocr",

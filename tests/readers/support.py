@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from libs.models.generation.model import GenerativeModel
+from libs.models.interface.results import ExtractResult
+from libs.models.interface.sequences import Unfinished
+from libs.models.interface.work import GenerationWork, Part, TextWork
 from libs.models.loading import load_served_model
-from libs.models.results import ExtractResult
-from libs.models.work import GenerationWork, Part, TextWork, Unfinished
 
 MAX_TOKENS = 40
 

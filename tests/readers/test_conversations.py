@@ -21,9 +21,10 @@ from libs.catalog.detect import read_card
 from libs.catalog.overrides import Hints, Overrides
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
 from libs.models.generation.decoding.loop import DecodeLoop
+from libs.models.interface.sequences import never_yield
+from libs.models.interface.work import Part, RegionsWork, TextWork, Turn
 from libs.models.loading import load_served_model
 from libs.models.readers.conversation import ConversationReader
-from libs.models.work import Part, RegionsWork, TextWork, Turn, never_yield
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers.conversation_models import KINDS, QWEN, write, written
 from tests.readers.support import MAX_TOKENS, load, result_of, work_on, written_for

@@ -18,9 +18,10 @@ from transformers.models.florence2.processing_florence2 import Florence2PostProc
 
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
 from libs.models.generation.model import GenerativeModel
+from libs.models.interface.sequences import GeneratedIds, never_yield
+from libs.models.interface.work import Part, RegionsWork, TextWork, never_cancelled
 from libs.models.readers.florence import FlorenceReader
 from libs.models.readers.florence_tasks import TASKS, Form, parse_regions
-from libs.models.work import GeneratedIds, Part, RegionsWork, TextWork, never_cancelled, never_yield
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers import florence_models
 from tests.readers.support import MAX_TOKENS, apart, load, result_of, work_on, written_for

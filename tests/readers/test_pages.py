@@ -16,9 +16,10 @@ import transformers
 from PIL import Image
 
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
+from libs.models.interface.sequences import GeneratedIds, never_yield
+from libs.models.interface.work import RegionsWork, TextWork
 from libs.models.readers.donut import parse_form, read_processing
 from libs.models.readers.encoder_decoder import EncoderDecoderReader
-from libs.models.work import GeneratedIds, RegionsWork, TextWork, never_yield
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers.page_models import processed, write_donut, write_trocr, written
 from tests.readers.support import MAX_TOKENS, apart, load, result_of, work_on, written_for

@@ -67,6 +67,19 @@ async def test_jobs_and_their_answers_go_over_one_stream(redis_url: str) -> None
         assert await stream.end() is grpc.StatusCode.OK
 
 
+async def test_worker_learns_what_passes_through_redis(redis_url: str) -> None:
+    async with streaming(redis_url) as (_, stream):
+        part = worker_pb2.WrittenText(job_id="j", router="elsewhere", chunks=b"1" * 1000)
+        for number, parts in ((1, [part, part]), (2, [])):
+            request = worker_pb2.WrittenRequest(worker_id="w1", texts=parts)
+            await stream.send(MultiplexedCall(number=number, written=request.SerializeToString()))
+            found = worker_pb2.WrittenResponse.FromString(
+                (await stream.answers(1))[number].response
+            )
+            assert found.forwarded_bytes == sum(len(one.SerializeToString()) + 3 for one in parts)
+        stream.cut()
+
+
 async def test_answer_does_not_wait_for_the_calls_before_it(redis_url: str) -> None:
     async with streaming(redis_url) as (_, stream):
         await stream.send(pull(1))

@@ -1,5 +1,8 @@
 """A mesh of real processes that a test may kill: Redis with AOF, any number of routers, schedulers
 and workers.
+
+With SHOAL_TEST_REDIS=cluster the queue of a mesh without its own Redis is on a Redis Cluster of six
+nodes: `SHOAL_TEST_REDIS=cluster make test ARGS=tests/mesh`.
 """
 
 from __future__ import annotations
@@ -20,8 +23,11 @@ from shoal.v1 import mesh_pb2, mesh_pb2_grpc
 
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import free_port
+from tests.support.redis_cluster import RedisCluster
 from tests.support.waiting import wait_until
 
+ON_CLUSTER = "SHOAL_TEST_REDIS"
+CLUSTER_SLOTS = 16
 _PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _MODULES = {"router": "services.router", "scheduler": "services.scheduler", "edge": "services.edge"}
 lasting_port = free_port
@@ -85,6 +91,7 @@ class Cluster:
         self._modules = _MODULES | {"worker": worker_module}
         self._starter = [starter] if starter else []
         self._start_seconds = start_seconds
+        self._nodes: RedisCluster | None = None
         self._environment = dict(os.environ) | {
             "SHOAL_ROUTERS": ",".join(self.addresses),
             "SHOAL_REDIS_URL": f"unix://{directory / 'redis.sock'}",
@@ -95,6 +102,13 @@ class Cluster:
             "PYTHONUNBUFFERED": "1",
             **(environment or {}),
         }
+        wanted = self._environment.pop(ON_CLUSTER, "")
+        if wanted == "cluster" and not redis_port and "SHOAL_REDIS_URL" not in (environment or {}):
+            self._nodes = RedisCluster()
+            self._environment |= {
+                "SHOAL_REDIS_URL": self._nodes.url,
+                "SHOAL_QUEUE_SLOTS": str(CLUSTER_SLOTS),
+            }
 
     @property
     def addresses(self) -> list[str]:
@@ -118,6 +132,8 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         try:
+            if self._nodes is not None:
+                self._nodes.__enter__()
             for name in ["redis", *self.routers, *self.schedulers, *self.workers, *self.edges]:
                 self.start(name)
             for address in self.addresses:
@@ -145,6 +161,8 @@ class Cluster:
         if kind is not None:
             print(self.last_words())
         self.kill("redis")
+        if self._nodes is not None:
+            self._nodes.__exit__(kind, error, trace)
 
     def start(self, name: str, more: Mapping[str, str] | None = None) -> None:
         """`more`: variables of this process alone."""

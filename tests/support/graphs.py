@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from libs.models.graphs.capture import Fill, Forward
-from libs.models.packed import Ids
+from libs.models.interface.packed import Ids
+from libs.models.runtime.graphs.capture import Fill, Forward
 
 
 class FakeCopy:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,8 +24,15 @@ from tests.support.waiting import wait_until
 class RedisServers:
     """Servers on ports of 127.0.0.1, each a process that a test may kill."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, ports: Sequence[int]) -> None:
+        """
+        Args:
+            ports: Of the servers that hold data.
+        """
         self.directory = directory
+        self.ports = list(ports)
+        self.variables: Callable[[int], Mapping[str, str]] = lambda port: os.environ
+        """Returns the environment of the server at a port."""
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def client(self, port: int) -> Redis:
@@ -37,11 +46,43 @@ class RedisServers:
         except RedisError:
             return ""
 
+    def masters(self) -> list[int]:
+        """Return the ports of the servers that report themselves as masters."""
+        return [port for port in self._running() if self.role(port) == "master"]
+
+    def replica_of(self, port: int) -> int:
+        """Return the port of the first replica of a master."""
+        with self.client(port) as master:
+            return int(master.info("replication")["slave0"]["port"])
+
+    def commands(self, *command: str | int) -> None:
+        """Run a command at every server that runs."""
+        for port in self._running():
+            with self.client(port) as server:
+                server.execute_command(*command)
+
     def kill(self, port: int) -> None:
         """SIGKILL."""
         process = self._processes.pop(port)
         process.kill()
         process.wait()
+
+    @contextmanager
+    def suspended(self, port: int) -> Iterator[None]:
+        """Within the context a server keeps its connections and answers nothing."""
+        process = self._processes[port]
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+    def wait_takeover(self, replica: int) -> None:
+        """Wait until this replica has become a master."""
+        wait_until(lambda: self.role(replica) == "master", 120, "the replica to take over")
+
+    def _running(self) -> list[int]:
+        return [port for port in self.ports if port in self._processes]
 
     def _answers(self, port: int) -> bool:
         try:
@@ -50,10 +91,10 @@ class RedisServers:
         except RedisError:
             return False
 
-    def _refusals(self, ports: Iterable[int]) -> list[Any]:
+    def refusals(self) -> list[Any]:
         """Return the refusals that the ACLs of running servers logged."""
         reported: list[Any] = []
-        for port in self._processes.keys() & set(ports):
+        for port in self._running():
             with self.client(port) as server:
                 reported += server.acl_log()
         return reported

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -33,7 +32,7 @@ fail over by itself.
 """
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return ports with free bus ports, which are 10,000 higher: all below 32768, where the kernel
     takes none for outgoing connections.
     """
@@ -56,10 +55,11 @@ def _is_bus_free(port: int) -> bool:
 
 
 class RedisCluster(RedisServers):
-    """Runs while its context is open. The first three ports are the masters at the start, each of
-    a third of the hash slots; the others are their replicas, in order.
+    """Runs while its context is open. The first half of the ports are the masters at the start,
+    each with an equal share of the hash slots; the others are their replicas, in order.
 
     Args:
+        masters: The number of masters. A failover needs three.
         directory: Holds the nodes' data and logs, and is kept. None: a temporary one.
         is_durable: The nodes keep their data when they are killed.
     """
@@ -68,14 +68,17 @@ class RedisCluster(RedisServers):
         self,
         directory: Path | None = None,
         *,
+        masters: int = MASTERS,
         node_timeout_ms: int = NODE_TIMEOUT_MS,
         is_durable: bool = False,
     ) -> None:
-        super().__init__(directory or Path(tempfile.mkdtemp(prefix="shoal-cluster-")))
+        super().__init__(
+            directory or Path(tempfile.mkdtemp(prefix="shoal-cluster-")), free_ports(2 * masters)
+        )
+        self._masters = masters
         self._is_temporary = directory is None
         self._node_timeout_ms = node_timeout_ms
         self._is_durable = is_durable
-        self.ports = _free_ports(2 * MASTERS)
         # Those of `shoal redis-acl`, and the user `default` for the tests and for replicas.
         self._users = self.directory / "users.acl"
         users = [user.line(PASSWORD) for user in (ROUTER, SCHEDULER)]
@@ -101,21 +104,6 @@ class RedisCluster(RedisServers):
                     if first <= slot <= last:
                         return int(master[1])
         raise AssertionError(f"no master of {key}")
-
-    def masters(self) -> list[int]:
-        """Return the ports of the nodes that report themselves as masters."""
-        return [port for port in self._processes if self.role(port) == "master"]
-
-    def replica_of(self, port: int) -> int:
-        """Return the port of the replica of a master."""
-        with self.client(port) as master:
-            return int(master.info("replication")["slave0"]["port"])
-
-    def commands(self, *command: str | int) -> None:
-        """Run a command at every node that runs."""
-        for port in self._processes:
-            with self.client(port) as node:
-                node.execute_command(*command)
 
     def empty(self) -> None:
         """Delete the keys of all masters."""
@@ -159,10 +147,6 @@ class RedisCluster(RedisServers):
             old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
             yield _Migration(self, old, slot, (target, source), ids[1])
 
-    def refusals(self) -> list[Any]:
-        """Return the refusals that the nodes' ACL logged."""
-        return self._refusals(self.ports)
-
     @contextmanager
     def without_failover(self) -> Iterator[None]:
         """Keep replicas from taking over from a killed master within the context."""
@@ -186,16 +170,6 @@ class RedisCluster(RedisServers):
                         return False
         return True
 
-    @contextmanager
-    def suspended(self, port: int) -> Iterator[None]:
-        """Suspend a node within the context: it keeps its connections and answers nothing."""
-        process = self._processes[port]
-        process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGCONT)
-
     def start(self, port: int) -> None:
         """Start a node, or start it again with its place in the cluster."""
         directory = self.directory / str(port)
@@ -213,7 +187,9 @@ class RedisCluster(RedisServers):
         command += ["--cluster-replica-validity-factor", "0"]
         command += ["--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"]
         with (directory / "log").open("ab") as log:
-            self._processes[port] = subprocess.Popen(command, stdout=log, stderr=log)
+            self._processes[port] = subprocess.Popen(
+                command, stdout=log, stderr=log, env=self.variables(port)
+            )
         wait_until(lambda: self._answers(port), 120, f"the node at {port} to answer")
 
     def restore(self) -> None:
@@ -242,10 +218,6 @@ class RedisCluster(RedisServers):
                 return
         self.wait_takeover(replica)
 
-    def wait_takeover(self, replica: int) -> None:
-        """Wait until this replica has become a master."""
-        wait_until(lambda: self.role(replica) == "master", 120, "the replica to take over")
-
     def __enter__(self) -> RedisCluster:
         try:
             for port in self.ports:
@@ -272,17 +244,17 @@ class RedisCluster(RedisServers):
         for number, port in enumerate(self.ports):
             with self.client(port) as node:
                 node.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-                if number < MASTERS:
-                    bounds = [HASH_SLOTS * part // MASTERS for part in (number, number + 1)]
+                if number < self._masters:
+                    bounds = [HASH_SLOTS * part // self._masters for part in (number, number + 1)]
                     node.execute_command("CLUSTER", "ADDSLOTS", *range(*bounds))
                 if number:
                     node.execute_command("CLUSTER", "MEET", "127.0.0.1", self.ports[0])
         wait_until(lambda: all(self._known(self.ports)), 120, "the nodes to know each other")
         ids = []
-        for port in self.ports[:MASTERS]:
+        for port in self.ports[: self._masters]:
             with self.client(port) as node:
                 ids.append(node.execute_command("CLUSTER", "MYID"))
-        for port, master in zip(self.ports[MASTERS:], ids, strict=True):
+        for port, master in zip(self.ports[self._masters :], ids, strict=True):
             with self.client(port) as node:
                 node.execute_command("CLUSTER", "REPLICATE", master)
         self.wait_whole()
@@ -311,7 +283,7 @@ class RedisCluster(RedisServers):
             except RedisError:  # it loads its data, or is frozen
                 return False
             masters = {master[1] for _, _, master, *_ in ranges}
-            if len(masters) != MASTERS or any(len(each) != 4 for each in ranges):
+            if len(masters) != self._masters or any(len(each) != 4 for each in ranges):
                 return False
             if replication["role"] == "slave" and replication["master_link_status"] != "up":
                 return False

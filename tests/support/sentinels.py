@@ -31,12 +31,15 @@ a healthy server appear down.
 
 
 class SentinelSet(RedisServers):
-    """A master, two replicas and three Sentinels on ports of 127.0.0.1, each a process that a test
+    """A master, its replicas and three Sentinels on ports of 127.0.0.1, each a process that a test
     may kill.
 
     Runs while its context is open.
 
     Args:
+        replicas: the number of replicas.
+        down_ms: milliseconds without a reply after which a server counts as down.
+        is_durable: the servers keep their data when they are killed.
         password: for the servers' user `default`.
         sentinel_password: for the Sentinels' user `default`.
         users: lines of the servers' ACL in addition to those of `shoal redis-acl`, with the same
@@ -44,9 +47,20 @@ class SentinelSet(RedisServers):
             the router's.
     """
 
-    def __init__(self, *, password: str = "", sentinel_password: str = "", users: str = "") -> None:
-        super().__init__(Path(tempfile.mkdtemp(prefix="shoal-sentinel-")))
-        self.servers = [free_port() for _ in range(3)]
+    def __init__(
+        self,
+        *,
+        password: str = "",
+        sentinel_password: str = "",
+        users: str = "",
+        replicas: int = 2,
+        down_ms: int = DOWN_MS,
+        is_durable: bool = False,
+    ) -> None:
+        ports = [free_port() for _ in range(1 + replicas)]
+        super().__init__(Path(tempfile.mkdtemp(prefix="shoal-sentinel-")), ports)
+        self._down_ms = down_ms
+        self._is_durable = is_durable
         self.sentinels = [free_port() for _ in range(3)]
         self.password_file = self.directory / "sentinel.password"
         self.password_file.write_text(sentinel_password)
@@ -69,10 +83,6 @@ class SentinelSet(RedisServers):
         with self.client(self.sentinels[0]) as sentinel:
             return int(sentinel.sentinel_get_master_addr_by_name(SERVICE)[1])
 
-    def refusals(self) -> list[Any]:
-        """Return the refusals that the servers' ACL logged."""
-        return self._refusals(self.servers)
-
     def client(self, port: int) -> Redis:
         password = self._sentinel_password if port in self.sentinels else self._password
         return Redis(port=port, password=password or None, socket_timeout=60.0, protocol=2)
@@ -91,6 +101,25 @@ class SentinelSet(RedisServers):
             wait_until(lambda: _is_taken(sentinel), 120, "the Sentinel to take the order")
         self.wait_for_another(before)
 
+    def order_takeover(self, replica: int) -> None:
+        """Order a failover to the only replica, and wait until it has taken over."""
+        self.fail_over()
+        self.wait_takeover(replica)
+
+    def restore(self) -> None:
+        """Start the servers and Sentinels that were killed, and wait until all is as at first."""
+        for port in self.ports:
+            if port not in self._processes:
+                self.start(port)
+        for port in self.sentinels:
+            if port not in self._processes:
+                self._start_sentinel(port)
+        self.wait_whole()
+
+    def wait_whole(self) -> None:
+        """Wait until the Sentinels agree on the master, and the other servers are its replicas."""
+        wait_until(self._is_whole, 120, "the Sentinels to know each other and the replicas")
+
     def wait_for_another(self, before: int) -> None:
         wait_until(
             lambda: self.master() != before and self.role(self.master()) == "master",
@@ -104,7 +133,7 @@ class SentinelSet(RedisServers):
         """
         directory = self.directory / str(port)
         directory.mkdir(exist_ok=True)
-        command = redis_arguments(find_redis_server(), directory)
+        command = redis_arguments(find_redis_server(), directory, is_durable=self._is_durable)
         command[command.index("--port") + 1] = str(port)
         command += [
             "--bind",
@@ -125,17 +154,17 @@ class SentinelSet(RedisServers):
             ]
         elif self._password:
             command += ["--requirepass", self._password, "--masterauth", self._password]
-        if port != self.servers[0]:
-            command += ["--replicaof", "127.0.0.1", str(self.servers[0])]
+        if port != self.ports[0]:
+            command += ["--replicaof", "127.0.0.1", str(self.ports[0])]
         self._run(port, [*command, *more])
 
     def __enter__(self) -> SentinelSet:
         try:
-            for port in self.servers:
+            for port in self.ports:
                 self.start(port)
             for port in self.sentinels:
                 self._start_sentinel(port)
-            wait_until(self._is_ready, 120, "the Sentinels to know each other and the replicas")
+            self.wait_whole()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -152,12 +181,19 @@ class SentinelSet(RedisServers):
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _start_sentinel(self, port: int) -> None:
+        """Start a Sentinel, or start it again with its earlier record of the others."""
+        config = self.directory / f"sentinel-{port}.conf"
+        if not config.exists():
+            self._write_config(config, port)
+        self._run(port, [str(find_redis_server()), str(config), "--sentinel"])
+
+    def _write_config(self, config: Path, port: int) -> None:
         lines = [
             f"port {port}",
             "bind 127.0.0.1",
             f"dir {self.directory}",
-            f"sentinel monitor {SERVICE} 127.0.0.1 {self.servers[0]} 2",
-            f"sentinel down-after-milliseconds {SERVICE} {DOWN_MS}",
+            f"sentinel monitor {SERVICE} 127.0.0.1 {self.ports[0]} 2",
+            f"sentinel down-after-milliseconds {SERVICE} {self._down_ms}",
             f"sentinel failover-timeout {SERVICE} 3000",
             f"sentinel parallel-syncs {SERVICE} 2",
         ]
@@ -170,25 +206,30 @@ class SentinelSet(RedisServers):
                 f"requirepass {self._sentinel_password}",
                 f"sentinel sentinel-pass {self._sentinel_password}",
             ]
-        config = self.directory / f"sentinel-{port}.conf"
         config.write_text("\n".join(lines) + "\n")
-        self._run(port, [str(find_redis_server()), str(config), "--sentinel"])
 
     def _run(self, port: int, command: Sequence[str]) -> None:
-        self._processes[port] = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self._processes[port] = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, env=self.variables(port)
+        )
         wait_until(lambda: self._answers(port), 120, "a server to answer")
 
-    def _is_ready(self) -> bool:
+    def _is_whole(self) -> bool:
+        named: set[int] = set()
         for port in self.sentinels:
-            with self.client(port) as sentinel:
-                seen = sentinel.sentinel_master(SERVICE)
-                others = sentinel.sentinel_slaves(SERVICE)
-            if (
-                seen["num-other-sentinels"] < 2
-                or sum(one.get("master-link-status") == "ok" for one in others) < 2
-            ):
+            try:
+                with self.client(port) as sentinel:
+                    seen = sentinel.sentinel_master(SERVICE)
+                    others = sentinel.sentinel_slaves(SERVICE)
+            except RedisError:
                 return False
-        return True
+            named.add(int(seen["port"]))
+            healthy = sum(
+                one.get("master-link-status") == "ok" and not one["is_sdown"] for one in others
+            )
+            if seen["num-other-sentinels"] < 2 or healthy < len(self.ports) - 1:
+                return False
+        return len(named) == 1 and self.masters() == [*named]
 
 
 def _is_taken(sentinel: Redis) -> bool:

@@ -19,8 +19,18 @@ class TlsProxy:
     """
 
     def __init__(
-        self, target: Path, certificate: Path, key: Path, client_ca: Path | None = None
+        self,
+        target: Path,
+        certificate: Path,
+        key: Path,
+        client_ca: Path | None = None,
+        *,
+        port: int = 0,
     ) -> None:
+        """
+        Args:
+            port: 0: any free one.
+        """
         self._target = target
         self._certificate, self._key, self._client_ca = certificate, key, client_ca
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -30,7 +40,7 @@ class TlsProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.port = 0
+        self.port = port
         self.connections = 0
 
     def renew(self) -> None:
@@ -58,7 +68,9 @@ class TlsProxy:
         self._loop.close()
 
     async def _start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._context)
+        self._server = await asyncio.start_server(
+            self._accept, "127.0.0.1", self.port, ssl=self._context
+        )
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _stop(self) -> None:

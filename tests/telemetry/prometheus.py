@@ -30,8 +30,7 @@ def program(name: str) -> str:
     """
     found = shutil.which(name, path=os.pathsep.join(PLACES))
     assert found, (
-        f"{name} is not here: `make .cache/prometheus/.done` fetches Debian's package; "
-        "elsewhere "
+        f"{name} is not here: `make .cache/prometheus/.done` fetches Debian's package; elsewhere "
         "install prometheus"
     )
     return found

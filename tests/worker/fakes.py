@@ -34,7 +34,8 @@ from libs.models import (
     Work,
     YieldPoint,
 )
-from libs.models.work import never_cancelled, never_yield
+from libs.models.interface.sequences import never_yield
+from libs.models.interface.work import never_cancelled
 from libs.serving import StreamCall
 from libs.serving.calls.interceptor import Interceptor
 

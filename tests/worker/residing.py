@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.eviction import Policy, cost_aware
-from libs.models.graphs.graphs import Graphs, Owner
+from libs.models.runtime.graphs.graphs import Graphs, Owner
 from libs.store import Store
 from services.worker.machine.device import Device
 from services.worker.memory.files import ModelFiles

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from libs.catalog.card import Card, Problem
+from libs.models.interface.work import ClassifyWork
 from libs.models.text.processing.answers import class_labels
-from libs.models.work import ClassifyWork
 
 CLASSES = ("sport", "law", "weather")
 LOGITS = np.log(np.array([1, 3, 4], np.float32))

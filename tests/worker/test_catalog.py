@@ -16,7 +16,7 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import InvalidInput
 from libs.models import EncodeResult, EncodeWork, outputs_of
-from libs.models.work import never_cancelled
+from libs.models.interface.work import never_cancelled
 from libs.store import open_store
 from services.worker.machine import disk
 from services.worker.machine.device import open_device

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from libs.catalog.cards import read_catalog
 from libs.kernels.linear import int8
 from libs.models import Head, Output, PackedModel, load_model
-from libs.models.work import InputSequence
+from libs.models.interface.sequences import InputSequence
 from services.worker.check import selftest
 from services.worker.check.explain import Report, inspect
 from tests.generation.served import write

@@ -37,8 +37,8 @@ from libs.models import (
     Stored,
     StructureWork,
 )
-from libs.models.results import Chunks, Classification, Field, Structure, Value
-from libs.models.work import Chunking, Sampling, TextWork, ToolCall, Turn
+from libs.models.interface.results import Chunks, Classification, Field, Structure, Value
+from libs.models.interface.work import Chunking, Sampling, TextWork, ToolCall, Turn
 from services.worker.mesh import codec
 from services.worker.mesh.codec import Timings
 

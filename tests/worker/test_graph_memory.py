@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from libs.models import InputSequence, PackedModel, load_model
-from libs.models.graphs.graphs import ROUGH_BYTES, Graphs, Owner
+from libs.models.runtime.graphs.graphs import ROUGH_BYTES, Graphs, Owner
 from libs.telemetry import metrics
 from services.worker.memory.residency import Residency
 from services.worker.settings import Settings

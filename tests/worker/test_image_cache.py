@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from libs.models import InputSequence
-from libs.models.output_cache import FindOutput
+from libs.models.interface.output_cache import FindOutput
 from libs.telemetry import metrics
 from services.worker.jobs.execution.dedup import cache_outputs, deduplicate
 from services.worker.memory.images import ImageOutputs

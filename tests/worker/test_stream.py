@@ -39,11 +39,13 @@ async def test_old_stream_is_replaced_and_closes_after_its_last_reply(
     monkeypatch.setattr(multiplex, "RENEW_STREAM_SECONDS", 0.2)
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running):
-        for number in range(6):
-            await asyncio.sleep(0.1)
-            await answered(lanes, f"job {number}")
-        assert running[0].streams >= 3
-        assert all(len(lanes.answers[f"job {number}"]) == 1 for number in range(6))
+        sent = 0
+        async with asyncio.timeout(60):
+            while running[0].streams < 3:
+                await answered(lanes, f"job {sent}")
+                sent += 1
+                await asyncio.sleep(0.05)
+        assert all(len(lanes.answers[f"job {number}"]) == 1 for number in range(sent))
 
 
 async def test_cancelled_call_is_cancelled_at_the_router() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from services.edge.batches.routes import ROUTES as BATCH_ROUTES
+from services.edge.jobs.routes import ROUTES as JOB_ROUTES
 from services.edge.openapi import document
 from services.edge.routes import ROUTES
 from tools.docs.markdown import code, table
@@ -27,13 +28,13 @@ HEAD: Final = """# HTTP routes
 Generated from the OpenAPI document of the edge (`GET /openapi.json`) by `python -m tools.docs`.
 [HTTP](../http.md) explains dialects, names, errors and limits with examples; `GET /docs` of an edge sends requests from a page.
 `{model}` is a model id, with its slash as it is or as `%2F`, or an alias.
-Routes of files and batches exist if [SHOAL_BATCHES_URL](settings.md#edge) is set.
+Routes of files and batches exist if [SHOAL_BATCHES_URL](settings.md#edge) is set, and those of jobs if [SHOAL_JOBS_ROOTS](settings.md#edge) is, too.
 A section has the routes with errors in that dialect's form.
 """
 
 
 def page() -> str:
-    described = document((*ROUTES, *BATCH_ROUTES))
+    described = document((*ROUTES, *BATCH_ROUTES, *JOB_ROUTES))
     dialects: dict[str, list[tuple[str, str, str, str]]] = {}
     for path, methods in described["paths"].items():
         for method, operation in methods.items():

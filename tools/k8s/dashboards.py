@@ -206,6 +206,18 @@ HTTP = Dashboard(
         Panel("Requests of batches in flight", "short",
         {"{{instance}}": "shoal_http_batch_requests_in_flight"},
               "Requests of batches that each edge waits for."),
+        Panel("Submitted jobs running", "short",
+        {"{{model}}": "sum by (model) (shoal_http_jobs_active)"},
+              "By model; an edge runs at most four jobs and batches at a time."),
+        Panel("Rows of jobs left", "short",
+        {"{{model}}": "sum by (model) (shoal_http_job_rows_left)"},
+              "Rows of running jobs that are not written yet."),
+        Panel("Rows of jobs", "short",
+        {"{{outcome}}": rate("shoal_http_job_rows_total", "outcome")},
+              "Rows written per second; failed rows have an error."),
+        Panel("Submitted jobs stopped", "short",
+        {"{{status}}": "sum by (status) (increase(shoal_http_jobs_ended_total[1h]))"},
+              "In the last hour, by status."),
     ],
 )  # fmt: skip
 

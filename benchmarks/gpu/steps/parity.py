@@ -27,14 +27,14 @@ from benchmarks.gpu.context import Context, NotHere
 from benchmarks.gpu.graphs import Tally
 from benchmarks.gpu.report import Row, Value
 from libs.models import EncodeWork, load_model
-from libs.models.backbone import Backbone
-from libs.models.graphs.shapes import distance
+from libs.models.interface.packed import Packed
+from libs.models.interface.sequences import InputSequence
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.packed import Packed
+from libs.models.runtime.backbone import Backbone
+from libs.models.runtime.graphs.shapes import distance
 from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.registry import build_encoder
 from libs.models.weights import TensorFile
-from libs.models.work import InputSequence
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.recipes import RECIPES
 

@@ -22,7 +22,7 @@ from benchmarks.gpu.context import Context, peak
 from benchmarks.gpu.report import Row
 from benchmarks.models.families import Shape, batches_of
 from libs.models import EncodeWork, load_model
-from libs.models.pending import PendingBatch
+from libs.models.interface.pending import PendingBatch
 from services.worker.profile.forward import Batch, profile_forward
 
 BATCH_TOKENS: Final = 16_384

@@ -28,12 +28,12 @@ from benchmarks.gpu.steps.parity import (
     worst,
 )
 from libs.models import EncodeWork, PackedModel, load_model
-from libs.models.graphs.buckets import Bucket
-from libs.models.graphs.buffers import fill, filled, whole_batch
-from libs.models.graphs.cuda import CudaCapture
-from libs.models.graphs.shapes import distance, tolerance
-from libs.models.packed import Packed
-from libs.models.work import InputSequence
+from libs.models.interface.packed import Packed
+from libs.models.interface.sequences import InputSequence
+from libs.models.runtime.graphs.buckets import Bucket
+from libs.models.runtime.graphs.buffers import fill, filled, whole_batch
+from libs.models.runtime.graphs.cuda import CudaCapture
+from libs.models.runtime.graphs.shapes import distance, tolerance
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.support.device import no_synchronization
 

@@ -27,20 +27,16 @@ if TYPE_CHECKING:
     from shoal.calls.retry import RetryPolicy
     from shoal.client import AsyncClient, Client
     from shoal.errors import ShoalError
+    from shoal.extractions import Delta, Entity, Extraction, LabelScore, ToolCall
     from shoal.handle import ModelHandle
     from shoal.results import (
         Chunk,
         Chunks,
-        Delta,
         EncodeResult,
-        Entity,
-        Extraction,
         ExtractResult,
-        LabelScore,
         Ragged,
         ScoreResult,
         Sparse,
-        ToolCall,
     )
     from shoal.schema import Schema
     from shoal.status import Alias, Mesh, Model, Placement
@@ -66,15 +62,15 @@ _MODULES = {
     "Chunks": "results",
     "Classify": "tasks",
     "Client": "client",
-    "Delta": "results",
+    "Delta": "extractions",
     "DetokenizeResult": "tokens",
     "Document": "tasks",
     "EncodeResult": "results",
     "Entities": "tasks",
-    "Entity": "results",
+    "Entity": "extractions",
     "ExtractResult": "results",
-    "Extraction": "results",
-    "LabelScore": "results",
+    "Extraction": "extractions",
+    "LabelScore": "extractions",
     "Mesh": "status",
     "Model": "status",
     "ModelHandle": "handle",
@@ -94,7 +90,7 @@ _MODULES = {
     "TokenFile": "transport.trust",
     "TokenizeResult": "tokens",
     "Tokens": "tokens",
-    "ToolCall": "results",
+    "ToolCall": "extractions",
 }
 
 __all__ = [

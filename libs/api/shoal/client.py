@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
-from contextlib import aclosing, closing
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self
 
-from shoal.options import EncodeStreamOptions, StreamOptions, with_options
-from shoal.requests import codec
-from shoal.requests.encode import EncodeParts, EncodePlan, Encoding
-from shoal.requests.extract import ExtractPlan
-from shoal.results import DataType, Delta, EncodeResult, ExtractResult, Form
-from shoal.status import Mesh
-from shoal.tasks import Chunking, Items, ReadText, Role
 from shoal.transport.aio import AsyncTransport
-from shoal.transport.blocking import BlockingTransport, blocking
-from shoal.transport.methods import ENCODE_STREAM, EXTRACT_STREAM, WATCH_MESH
+from shoal.transport.blocking import BlockingTransport, blocking, blocking_stream
 from shoal.transport.trust import Tls
-from shoal.v1 import mesh_pb2
 from shoal.verbs import aliases, inference, operation, tokens
 from shoal.verbs.base import AliasesBase, ClientBase, ModelsBase
 
@@ -48,8 +37,10 @@ class AsyncClient(ClientBase):
     """
 
     encode = inference.encode
+    encode_stream = inference.encode_stream
     score = inference.score
     extract = inference.extract
+    extract_stream = inference.extract_stream
     entities = inference.entities
     classify = inference.classify
     relations = inference.relations
@@ -58,6 +49,7 @@ class AsyncClient(ClientBase):
     mesh = operation.mesh
     explain = operation.explain
     healthy = operation.healthy
+    watch = operation.watch
 
     @property
     def models(self) -> AsyncModels:
@@ -66,86 +58,6 @@ class AsyncClient(ClientBase):
     @property
     def aliases(self) -> AsyncAliases:
         return AsyncAliases(self)
-
-    @with_options
-    async def encode_stream(
-        self,
-        model: str,
-        items: Items,
-        *,
-        role: Role | None = None,
-        instruction: str = "",
-        representations: Form | Sequence[Form] = (),
-        data_type: DataType | None = None,
-        dimensions: int = 0,
-        normalize: bool | None = None,
-        chunking: Chunking | None = None,
-        expect_embedding_id: str = "",
-        **options: Unpack[EncodeStreamOptions],
-    ) -> AsyncGenerator[EncodeResult]:
-        """Yield vectors as they are computed: of a long text or document in chunks, the first
-        chunks while later pages are read.
-
-        Each `EncodeResult` has the next rows. With `chunking`, `result.chunks[0]` is of item
-        `result.first_item`, and the next result may have more of it; without, row 0 is of that
-        item. The results add up to that of `encode`, which explains the arguments. The call is one
-        request and is not retried. Raises ShoalError.
-        """
-        encoding = Encoding(
-            role,
-            representations,
-            data_type,
-            dimensions,
-            normalize,
-            instruction,
-            chunking=chunking,
-            expect_embedding_id=expect_embedding_id,
-        )
-        parts = EncodeParts(EncodePlan(items, encoding, model, options))
-        with self._caller.streaming() as (address, metadata):
-            seconds = self._caller.seconds(options.get("timeout"))
-            replies = self._transport.stream(
-                address, ENCODE_STREAM, parts.request(), timeout=seconds, metadata=metadata
-            )
-            async with aclosing(replies):
-                async for reply in replies:
-                    yield parts.take(reply)
-
-    @with_options
-    async def extract_stream(
-        self,
-        model: str,
-        items: Items,
-        task: ReadText,
-        **options: Unpack[StreamOptions],
-    ) -> AsyncGenerator[Delta | ExtractResult]:
-        """Generate text and stream it: yield `Delta`s, and finally the whole `ExtractResult`.
-
-        Models that generate no text, use beam search or return regions yield only the result. The
-        call is one request and is not retried. Raises ShoalError.
-        """
-        plan = ExtractPlan(items, task, model, options)
-        with self._caller.streaming() as (address, metadata):
-            seconds = self._caller.seconds(options.get("timeout"))
-            replies = self._transport.stream(
-                address, EXTRACT_STREAM, plan.whole(), timeout=seconds, metadata=metadata
-            )
-            async with aclosing(replies):
-                async for reply in replies:
-                    for part in plan.written(reply):
-                        yield part
-
-    async def watch(self, interval_seconds: float = 1.0) -> AsyncIterator[Mesh]:
-        """Yield the state of the mesh now and after each interval, 0.2 to 60 seconds, as one router
-        sees it. Raises ShoalError when that router is lost; calling `watch` again then asks the
-        next router, if there is one.
-        """
-        request = mesh_pb2.WatchMeshRequest(interval_seconds=interval_seconds)
-        with self._caller.streaming() as (address, metadata):
-            async for reply in self._transport.stream(
-                address, WATCH_MESH, request, metadata=metadata
-            ):
-                yield codec.mesh(reply.mesh)
 
     def _open_transport(self, tls: Tls | None) -> AsyncTransport:
         self._transport = AsyncTransport(tls)
@@ -192,8 +104,10 @@ class Client(ClientBase):
     """
 
     encode = blocking(inference.encode)
+    encode_stream = blocking_stream(inference.encode_stream)
     score = blocking(inference.score)
     extract = blocking(inference.extract)
+    extract_stream = blocking_stream(inference.extract_stream)
     entities = blocking(inference.entities)
     classify = blocking(inference.classify)
     relations = blocking(inference.relations)
@@ -202,6 +116,7 @@ class Client(ClientBase):
     mesh = blocking(operation.mesh)
     explain = blocking(operation.explain)
     healthy = blocking(operation.healthy)
+    watch = blocking_stream(operation.watch)
 
     @property
     def models(self) -> Models:
@@ -210,83 +125,6 @@ class Client(ClientBase):
     @property
     def aliases(self) -> Aliases:
         return Aliases(self)
-
-    @with_options
-    def encode_stream(
-        self,
-        model: str,
-        items: Items,
-        *,
-        role: Role | None = None,
-        instruction: str = "",
-        representations: Form | Sequence[Form] = (),
-        data_type: DataType | None = None,
-        dimensions: int = 0,
-        normalize: bool | None = None,
-        chunking: Chunking | None = None,
-        expect_embedding_id: str = "",
-        **options: Unpack[EncodeStreamOptions],
-    ) -> Generator[EncodeResult]:
-        """Yield vectors as they are computed: of a long text or document in chunks, the first
-        chunks while later pages are read.
-
-        Each `EncodeResult` has the next rows. With `chunking`, `result.chunks[0]` is of item
-        `result.first_item`, and the next result may have more of it; without, row 0 is of that
-        item. The results add up to that of `encode`, which explains the arguments. The call is one
-        request and is not retried. Raises ShoalError.
-        """
-        encoding = Encoding(
-            role,
-            representations,
-            data_type,
-            dimensions,
-            normalize,
-            instruction,
-            chunking=chunking,
-            expect_embedding_id=expect_embedding_id,
-        )
-        parts = EncodeParts(EncodePlan(items, encoding, model, options))
-        with self._caller.streaming() as (address, metadata):
-            seconds = self._caller.seconds(options.get("timeout"))
-            replies = self._transport.stream(
-                address, ENCODE_STREAM, parts.request(), timeout=seconds, metadata=metadata
-            )
-            with closing(replies):
-                for reply in replies:
-                    yield parts.take(reply)
-
-    @with_options
-    def extract_stream(
-        self,
-        model: str,
-        items: Items,
-        task: ReadText,
-        **options: Unpack[StreamOptions],
-    ) -> Generator[Delta | ExtractResult]:
-        """Generate text and stream it: yield `Delta`s, and finally the whole `ExtractResult`.
-
-        Models that generate no text, use beam search or return regions yield only the result. The
-        call is one request and is not retried. Raises ShoalError.
-        """
-        plan = ExtractPlan(items, task, model, options)
-        with self._caller.streaming() as (address, metadata):
-            seconds = self._caller.seconds(options.get("timeout"))
-            replies = self._transport.stream(
-                address, EXTRACT_STREAM, plan.whole(), timeout=seconds, metadata=metadata
-            )
-            with closing(replies):
-                for reply in replies:
-                    yield from plan.written(reply)
-
-    def watch(self, interval_seconds: float = 1.0) -> Iterator[Mesh]:
-        """Yield the state of the mesh now and after each interval, 0.2 to 60 seconds, as one router
-        sees it. Raises ShoalError when that router is lost; calling `watch` again then asks the
-        next router, if there is one.
-        """
-        request = mesh_pb2.WatchMeshRequest(interval_seconds=interval_seconds)
-        with self._caller.streaming() as (address, metadata):
-            for reply in self._transport.stream(address, WATCH_MESH, request, metadata=metadata):
-                yield codec.mesh(reply.mesh)
 
     def _open_transport(self, tls: Tls | None) -> BlockingTransport:
         self._transport = BlockingTransport(tls)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from shoal.results import Region
+from shoal.extractions import Region
 
 if TYPE_CHECKING:
     from PIL.Image import Image

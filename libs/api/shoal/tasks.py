@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.results import Entity, ToolCall
+from shoal.extractions import Entity, ToolCall
 from shoal.schema import Schema
 
 

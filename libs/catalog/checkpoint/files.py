@@ -15,10 +15,12 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Never
+from typing import Final, Never, TypeVar
 
 from libs.catalog.checkpoint.trace import note
 from libs.errors import ModelBroken
+
+T = TypeVar("T", bound=str)
 
 MAX_JSON_BYTES: Final = 16 << 20
 MAX_HEADER_BYTES: Final = 16 << 20
@@ -87,6 +89,14 @@ class Config:
         if not isinstance(value, str):
             raise self.broken(key, f"must be a string, not {value!r}")
         return value
+
+    def choice(self, key: str, served: Sequence[T], default: str = "") -> T:
+        """Return one of the values that are served."""
+        name = self.text(key, default)
+        for value in served:
+            if value == name:
+                return value
+        raise self.broken(key, f"is {name!r}; served are {', '.join(filter(None, served))}")
 
     def number(self, key: str, default: int = 0, *, most: float = MAX_COUNT) -> int:
         """Return a whole number of at least 0. `most`: infinite where tokenizers may write a huge

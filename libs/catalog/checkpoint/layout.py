@@ -40,7 +40,6 @@ _OFFSET_POSITIONS = (
 )
 _POSITION_KEYS = ("max_position_embeddings", "n_positions")
 _NOT_SERVED: dict[str, str] = {
-    "qwen3_5": "which reads images and is not served: its text model alone (qwen3_5_text) is",
     "cost_wise_gemma": (
         "Gemma 2 with layers that merge tokens and a score after each layer, which exist only as "
         "code in the checkpoint: use BAAI/bge-reranker-v2-gemma or BAAI/bge-reranker-v2-m3"

@@ -34,6 +34,10 @@ _UNSERVED: Final = {
         "jinaai/jina-embeddings-v5-text-small or jinaai/jina-embeddings-v3, for pages "
         "vidore/colqwen2.5-v0.2"
     ),
+    "JinaForRanking": (
+        "jina-reranker-v3 and its successors are not served, as a score depends on all documents "
+        "of the request. Use jinaai/jina-reranker-m0 or jinaai/jina-reranker-v2-base-multilingual"
+    ),
 }
 _MAX_TASKS: Final = 64
 _TASK: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)

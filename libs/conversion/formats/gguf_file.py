@@ -138,9 +138,8 @@ class _Reader:
         begin, self.place = self.place, self.place + size
         if self.place > self._end:
             raise Refused(
-                f"is truncated within its metadata, or has more than {MAX_HEADER_BYTES:,} "
-                "bytes "
-                "of it"
+                f"is truncated within its metadata, or has more than {MAX_HEADER_BYTES:,} bytes of "
+                "it"
             )
         return self._mapping[begin : self.place]
 

@@ -95,9 +95,7 @@ def check_architecture(layout: Layout) -> None:
     if any(tensor.name == "rope_freqs.weight" for tensor in layout.tensors):
         raise Refused(
             "has rope_freqs.weight, scaled rotary frequencies, and GGUF does not store their "
-            "settings "
-            "hold: "
-            "use the safetensors"
+            "settings hold: use the safetensors"
         )
 
 

@@ -9,19 +9,11 @@ from dataclasses import replace
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.models.results import EncodeResult, Result
+from libs.models.interface.results import EncodeResult, Result
+from libs.models.interface.sequences import Head, Output, Prepared
+from libs.models.interface.work import CancelCheck, EncodeWork, ScoreWork, Work, never_cancelled
 from libs.models.text.checks import need_task
 from libs.models.text.processing.embedding import EmbeddingProcessor
-from libs.models.work import (
-    CancelCheck,
-    EncodeWork,
-    Head,
-    Output,
-    Prepared,
-    ScoreWork,
-    Work,
-    never_cancelled,
-)
 
 QUERY_HEAD: Final[Head] = "query"
 _HEAD: Final[Head] = "dense"

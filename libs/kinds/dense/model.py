@@ -11,8 +11,8 @@ from libs.catalog.checkpoint.files import need_config
 from libs.kinds.dense.asymmetric import QUERY_HEAD, AsymmetricProcessor
 from libs.kinds.static.card import STATIC_EMBEDDING
 from libs.kinds.static.parts import load_static_parts
-from libs.models.backbone import Backbone
-from libs.models.head import ModelHead
+from libs.models.interface.head import ModelHead
+from libs.models.runtime.backbone import Backbone
 from libs.models.text.heads.modules import dense_layers, linear_table
 from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.loading import text_loader

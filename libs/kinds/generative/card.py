@@ -16,7 +16,19 @@ from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.kinds.kind import in_layout
 
 SEQUENCE_TO_SEQUENCE: Final = ("bart", "marian", "mbart", "t5", "mt5")
-CAUSAL: Final = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
+CAUSAL: Final = (
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "lfm2",
+    "llama",
+    "ministral3",
+    "mistral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_5_text",
+)
 _SEQUENCE_TO_SEQUENCE_CLASSES: Final = ("ForConditionalGeneration", "MTModel")
 FILE: Final = "generation_config.json"
 

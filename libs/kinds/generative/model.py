@@ -8,8 +8,8 @@ from typing import Final
 from libs.models.generation.loading import load_language_model
 from libs.models.generation.model import GenerativeModel
 from libs.models.generation.texts import TextReader
-from libs.models.loaded.tiers import copying
-from libs.models.source import Source
+from libs.models.interface.source import Source
+from libs.models.runtime.loaded.tiers import copying
 from libs.models.text.loading import broken_tokenizer, without_int8
 from libs.models.text.tokenising.tokenizer import failing, largest_id, load_tokenizer
 

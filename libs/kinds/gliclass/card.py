@@ -26,6 +26,8 @@ ENCODER_PREFIX: Final = "model.encoder_model."
 
 Scorer = Literal["simple", "weighted-dot", "mlp", "hopfield", "cross-attn"]
 Pooling = Literal["first", "last", "avg", "sum", "max", "rms", "abs_max", "abs_avg", "pass"]
+_SCORERS: Final[tuple[Scorer, ...]] = get_args(Scorer)
+_POOLINGS: Final[tuple[Pooling, ...]] = get_args(Pooling)
 
 _MODEL_TYPE = "GLiClass"
 _TOKENS = 1024  # the package's pipeline truncates there, whatever the tokenizer's limit
@@ -110,13 +112,14 @@ def read_gliclass(directory: Path) -> Gliclass:
             raise config.broken(
                 key, f"is {config.values[key]!r}, which is not served; {value!r} is"
             )
-    pooling, text_only = _pooling(config), config.flag("extract_text_features")
+    pooling = config.choice("pooling_strategy", _POOLINGS, "first")
+    text_only = config.flag("extract_text_features")
     if pooling == "last" and text_only:
         raise config.broken(
             "pooling_strategy",
             "is 'last', which with `extract_text_features` selects a token outside the text",
         )
-    scorer = _scorer(config)
+    scorer = config.choice("scorer_type", _SCORERS, "simple")
     if scorer == "cross-attn" and pooling != "pass":
         raise config.broken(
             "scorer_type",
@@ -134,7 +137,7 @@ def read_gliclass(directory: Path) -> Gliclass:
         prompt_first=config.flag("prompt_first"),
         pooling=pooling,
         text_only=text_only,
-        averages=_averages(config),
+        averages=config.choice("class_token_pooling", ("first", "average"), "first") == "average",
         marks=config.flag("embed_class_token", True),
         scorer=scorer,
         hidden=config.number("hidden_size") or encoder.number("hidden_size"),
@@ -179,33 +182,6 @@ def _index(config: Config, key: str, default: int) -> int:
     vocabulary.
     """
     return default if config.values.get(key) == -1 else config.number(key, default)
-
-
-def _averages(config: Config) -> bool:
-    name = config.text("class_token_pooling", "first")
-    if name not in ("first", "average"):
-        raise config.broken("class_token_pooling", f"is {name!r}; served are first, average")
-    return name == "average"
-
-
-def _pooling(config: Config) -> Pooling:
-    name = config.text("pooling_strategy", "first")
-    for pooling in get_args(Pooling):
-        if name == pooling:
-            found: Pooling = pooling
-            return found
-    raise config.broken(
-        "pooling_strategy", f"is {name!r}; served are {', '.join(get_args(Pooling))}"
-    )
-
-
-def _scorer(config: Config) -> Scorer:
-    name = config.text("scorer_type", "simple")
-    for scorer in get_args(Scorer):
-        if name == scorer:
-            found: Scorer = scorer
-            return found
-    raise config.broken("scorer_type", f"is {name!r}; served are {', '.join(get_args(Scorer))}")
 
 
 KIND: Final = Kind(

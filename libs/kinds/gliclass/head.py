@@ -21,10 +21,10 @@ from libs.kernels.pooling.pooled import cls, last, maximum, mean
 from libs.kernels.rows.norms import layer_norm
 from libs.kinds.gliclass.card import Gliclass, Pooling, Scorer
 from libs.kinds.gliclass.processor import Places
-from libs.models.head import Array
-from libs.models.packed import Packed, Rows
+from libs.models.interface.head import Array
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import InputSequence, Output
 from libs.models.text.heads.linear import HeadLinear, check_shape
-from libs.models.work import InputSequence, Output
 
 State = dict[str, Tensor]
 """Tensors of the checkpoint by name. A module removes those that it uses."""

@@ -19,23 +19,15 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.errors import InvalidInput, ModelBroken
 from libs.kinds.gliclass.card import LABEL_MARKER, TEXT_MARKER, Gliclass
-from libs.models.answer_budget import build_result
-from libs.models.results import Extraction, LabelScore, Result
-from libs.models.text.checks import hypotheses, item_path, need_labels, need_task, unsupported
-from libs.models.text.processing.answers import best_first, sigmoid
+from libs.models.interface.results import Extraction, LabelScore, Result
+from libs.models.interface.sequences import InputSequence, Output, Prepared
+from libs.models.interface.work import CancelCheck, ClassifyWork, Truncation, Work, never_cancelled
+from libs.models.runtime.answer_budget import build_result
+from libs.models.text.checks import hypotheses, item_path, need_labels, need_task, need_work
+from libs.models.text.processing.answers import best_first, is_multi_label, sigmoid
 from libs.models.text.processing.entities import softmax
 from libs.models.text.tokenising.cutting import Cutter, Part, encoded
 from libs.models.text.tokenising.text import run_of_ones, too_long
-from libs.models.work import (
-    CancelCheck,
-    ClassifyWork,
-    InputSequence,
-    Output,
-    Prepared,
-    Truncation,
-    Work,
-    never_cancelled,
-)
 
 _LABELS = "classify.labels"
 Ids = NDArray[np.int32]
@@ -72,8 +64,7 @@ class GliclassProcessor:
 
     def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
-        if not isinstance(work, ClassifyWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, ClassifyWork, self._card)
         labels = self._labels(work, check_cancelled)
         prompt = "".join(f"{LABEL_MARKER}{label}" for label in labels) + TEXT_MARKER
         first = self._settings.prompt_first
@@ -98,17 +89,13 @@ class GliclassProcessor:
         outputs: Sequence[Output],
         check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
-        work = prepared.work
-        if not isinstance(work, ClassifyWork):
-            raise unsupported(work, self._card)
+        work = need_work(prepared.work, ClassifyWork, self._card)
         rows = cast("Sequence[NDArray[np.float32]]", outputs)
         items = (Extraction(labels=self._scores(work, logits)) for logits in rows)
         return build_result(items, prepared.answer_bytes, check_cancelled)
 
     def _scores(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
-        multi = (
-            self._card.problem == "multi_label" if work.multi_label is None else work.multi_label
-        )
+        multi = is_multi_label(work, self._card)
         scores = sigmoid(logits) if multi else softmax(logits)
         return best_first(list(zip(work.labels, scores, strict=True)), work.threshold)
 

@@ -40,6 +40,9 @@ ADVICE: Final = (
 SpanMode = Literal["markerV0", "markerV1", "token_level"]
 Pooling = Literal["first", "last", "mean", "max"]
 Adjacency = Literal["", "none", "dot", "mlp", "bilinear", "gcn"]
+_SPAN_MODES: Final[tuple[SpanMode, ...]] = get_args(SpanMode)
+_POOLINGS: Final[tuple[Pooling, ...]] = get_args(Pooling)
+_ADJACENCIES: Final[tuple[Adjacency, ...]] = get_args(Adjacency)
 
 # Options that are not served, each with the values that switch it off.
 _OFF: dict[str, tuple[object, ...]] = {
@@ -125,7 +128,7 @@ def read_gliner(directory: Path) -> Gliner:
         if config.values.get(key) not in values:
             raise config.broken(key, f"is {config.values[key]!r}, which is not served")
     relations, labels = config.text("relations_layer"), config.text("labels_encoder")
-    mode = _span_mode(config)
+    mode = config.choice("span_mode", _SPAN_MODES, "markerV0")
     if mode == "token_level" and not relations and config.flag("represent_spans"):
         raise config.broken(
             "represent_spans", "is true, which is not served for the span_mode token_level"
@@ -139,7 +142,7 @@ def read_gliner(directory: Path) -> Gliner:
         hidden=count(config, "hidden_size", 512),
         max_width=count(config, "max_width", 12, most=_MAX_WIDTH),
         max_words=count(config, "max_len", 384, most=MAX_WORDS),
-        pooling=_pooling(config),
+        pooling=config.choice("subtoken_pooling", _POOLINGS, "first"),
         # Models with an encoder for labels have the LSTM's tensors, but the package never runs it.
         recurrent=0 if labels else config.number("num_rnn_layers", 1),
         ent_token=config.text("ent_token", "<<ENT>>"),
@@ -147,7 +150,7 @@ def read_gliner(directory: Path) -> Gliner:
         ent_index=_index(config, "class_token_index"),
         marks_entities=config.flag("embed_ent_token", True),
         labels=_labels(directory, config) if labels else None,
-        adjacency=_adjacency(config, relations),
+        adjacency=config.choice("relations_layer", _ADJACENCIES),
         rel_token=config.text("rel_token", "<<REL>>"),
         rel_index=_index(config, "rel_token_index"),
         marks_relations=config.flag("embed_rel_token", True),
@@ -170,36 +173,6 @@ def need_files(directory: Path, advice: str) -> None:
         raise ModelBroken(f"tokenizer.json: missing from {directory}. {advice}")
     if not list(directory.glob("model*.safetensors")):
         tensor_files(directory, "")
-
-
-def _span_mode(config: Config) -> SpanMode:
-    name = config.text("span_mode", "markerV0")
-    for mode in get_args(SpanMode):
-        if name == mode:
-            found: SpanMode = mode
-            return found
-    raise config.broken("span_mode", f"is {name!r}; served are {', '.join(get_args(SpanMode))}")
-
-
-def _pooling(config: Config) -> Pooling:
-    name = config.text("subtoken_pooling", "first")
-    for pooling in get_args(Pooling):
-        if name == pooling:
-            found: Pooling = pooling
-            return found
-    raise config.broken(
-        "subtoken_pooling", f"is {name!r}; served are {', '.join(get_args(Pooling))}"
-    )
-
-
-def _adjacency(config: Config, name: str) -> Adjacency:
-    for adjacency in get_args(Adjacency):
-        if name == adjacency:
-            found: Adjacency = adjacency
-            return found
-    raise config.broken(
-        "relations_layer", f"is {name!r}; served are {', '.join(filter(None, get_args(Adjacency)))}"
-    )
 
 
 def _labels(directory: Path, config: Config) -> Mapping[str, object]:

@@ -12,12 +12,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from libs.kinds.gliner.word_labels import WordScorer
-from libs.models.head import Array
-from libs.models.packed import Packed, Rows
+from libs.models.interface.head import Array
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import InputSequence, Output
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.spans import SpanScorer, TwoLayers
 from libs.models.text.heads.extraction.words import WordPlaces, WordReader, prefix_sums
-from libs.models.work import InputSequence, Output
 
 
 class EntityHead(nn.Module):

@@ -16,8 +16,23 @@ from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kinds.gliner.card import Gliner
 from libs.kinds.gliner.relations import PairScorer
-from libs.models.answer_budget import MAX_RELATIONS, build_result, max_relations, select_best
-from libs.models.results import Entity, Extraction, Relation, Result
+from libs.models.interface.results import Entity, Extraction, Relation, Result
+from libs.models.interface.sequences import InputSequence, Output, Prepared
+from libs.models.interface.work import (
+    CancelCheck,
+    EntitiesWork,
+    ModelWork,
+    RelationsWork,
+    Span,
+    Work,
+    never_cancelled,
+)
+from libs.models.runtime.answer_budget import (
+    MAX_RELATIONS,
+    build_result,
+    max_relations,
+    select_best,
+)
 from libs.models.text.checks import need_labels, need_task, unsupported
 from libs.models.text.heads.extraction.words import Label, WordPlaces
 from libs.models.text.processing.answers import sigmoid
@@ -30,18 +45,6 @@ from libs.models.text.processing.extraction.spans import (
 )
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
 from libs.models.text.tokenising.cutting import encoded
-from libs.models.work import (
-    CancelCheck,
-    EntitiesWork,
-    InputSequence,
-    ModelWork,
-    Output,
-    Prepared,
-    RelationsWork,
-    Span,
-    Work,
-    never_cancelled,
-)
 
 Array = NDArray[np.float32]
 THRESHOLD: Final = 0.5

@@ -2,8 +2,10 @@
 config.json, and a Card from it.
 
 There are two architectures: `span` scores all spans up to a width, `boundary` (GLiNER2.5) starts
-and ends. The directory is as the package saves it: config.json of the type "extractor", the
-encoder's configuration in encoder_config/, all tensors in model.safetensors, and the tokenizer.
+and ends. The directory is in one of two layouts, which differ only in config.json. The package
+writes the type "extractor" and the encoder's configuration to encoder_config/. transformers writes
+the type "gliner2", the encoder's configuration to `encoder_config`, and the settings of boundaries
+to `boundary_config`. Both have all tensors, with the same names, in model.safetensors.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from libs.kinds.gliner.card import MAX_WORDS, count, longest_sequence, need_file
 from libs.kinds.kind import Kind, Place
 
 ENCODER_FILE: Final = "encoder_config/config.json"
+_ENCODER_KEY: Final = "encoder_config"
 ENCODER_PREFIX: Final = "encoder."
 ADVICE: Final = (
     "Write it with the gliner2 package (2.1.0): "
@@ -28,7 +31,8 @@ ADVICE: Final = (
 
 Counting = Literal["count_lstm", "count_lstm_v2", "count_lstm_moe"]
 
-_MODEL_TYPE = "extractor"
+_PACKAGE: Final = "extractor"
+_TRANSFORMERS: Final = "gliner2"
 _MAX_WIDTH: Final = 64  # words; for each text, words x width spans are scored
 _MAX_SIZE: Final = 4096  # of boundaries' states and of pairs'; the tensors must have it, too
 _MAX_LAYERS: Final = 16
@@ -59,12 +63,17 @@ _FIXED: dict[str, tuple[object, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class Gliner2:
-    """Settings of the spans of GLiNER2."""
+    """The settings of the architecture `span`.
+
+    Attributes:
+        max_width: Words of the longest span.
+        counting: The layer that makes a query for each instance of a label.
+        class_temperature: Divides the logits of classes.
+    """
 
     max_width: int
-    """Words of the longest span."""
     counting: Counting
-    """The layer that makes a query for each instance of a label."""
+    class_temperature: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +128,10 @@ class Boundary:
 def gliner2_card(place: Place) -> Card:
     directory = place.directory
     read_gliner2(directory)
-    encoder = need_config(directory, ENCODER_FILE)
+    file, keys = _encoder_place(directory)
+    encoder = need_config(directory, file)
+    for key in keys:
+        encoder = encoder.part(key)
     return Card(
         model=place.model,
         revision=place.revision(["config.json", ENCODER_FILE, "tokenizer_config.json"]),
@@ -128,9 +140,25 @@ def gliner2_card(place: Place) -> Card:
         tasks=("entities", "structure"),
         representations=(),
         max_tokens=longest_sequence(directory, encoder),
-        encoder_file=ENCODER_FILE,
+        encoder_file=file,
+        encoder_keys=keys,
         encoder_prefix=ENCODER_PREFIX,
     )
+
+
+def _encoder_place(directory: Path) -> tuple[str, tuple[str, ...]]:
+    """Return the file of the encoder's configuration, and the keys that lead to it in the file.
+
+    transformers reads its own file even if there is the package's, too.
+    """
+    config = need_config(directory, "config.json")
+    if _is_transformers(config) and config.part(_ENCODER_KEY).text("model_type"):
+        return "config.json", (_ENCODER_KEY,)
+    return ENCODER_FILE, ()
+
+
+def _is_transformers(config: Config) -> bool:
+    return config.text("model_type") == _TRANSFORMERS
 
 
 def read_gliner2(directory: Path) -> Gliner2 | Boundary:
@@ -151,15 +179,21 @@ def read_gliner2(directory: Path) -> Gliner2 | Boundary:
         return _boundary(config)
     head = config.part("span_head")
     spans = head if "max_width" in head.values else config
+    # The package has a temperature only for boundaries.
+    temperature = _temperature(config) if _is_transformers(config) else 1.0
     return Gliner2(
-        max_width=count(spans, "max_width", 8, most=_MAX_WIDTH), counting=_counting(config)
+        max_width=count(spans, "max_width", 8, most=_MAX_WIDTH),
+        counting=_counting(config),
+        class_temperature=temperature,
     )
 
 
 def _boundary(config: Config) -> Boundary:
     if (version := config.number("architecture_version", 1)) != 1:
         raise config.broken("architecture_version", f"is {version}, which is not served; 1 is")
-    head = config.part("boundary_head")
+    # transformers writes both keys, and reads the first.
+    native = _is_transformers(config) and config.part("boundary_config").values
+    head = config.part("boundary_config" if native else "boundary_head")
     structured = config.number("config_version") >= _STRUCTURED_SINCE
     heads_of = dict.fromkeys(("enable_records", "enable_relations"), (True, structured))
     for key, (served, default) in (_FIXED | heads_of).items():
@@ -191,7 +225,7 @@ def _boundary(config: Config) -> Boundary:
         record_size=count(head, "record_dim", 128, most=_MAX_SIZE),
         relations=_relations(head),
         abstention=_real(head, "abstention_threshold", 0.5, most=1.0),
-        class_temperature=_temperature(head, "classification_temperature"),
+        class_temperature=_temperature(head),
     )
 
 
@@ -205,10 +239,11 @@ def _relations(head: Config) -> RelationSettings:
     )
 
 
-def _temperature(head: Config, key: str) -> float:
-    value = _real(head, key, 1.0)
+def _temperature(settings: Config) -> float:
+    key = "classification_temperature"
+    value = _real(settings, key, 1.0)
     if not value:
-        raise head.broken(key, "must be above 0")
+        raise settings.broken(key, "must be above 0")
     return value
 
 
@@ -228,9 +263,10 @@ def _real(head: Config, key: str, default: float, *, most: float = math.inf) -> 
 
 
 def _need_files(directory: Path) -> None:
-    if not need_config(directory, ENCODER_FILE).text("model_type"):
+    file, keys = _encoder_place(directory)
+    if not keys and not need_config(directory, file).text("model_type"):
         raise ModelBroken(
-            f"{ENCODER_FILE}: `model_type` is missing: it names the encoder's family. {ADVICE}"
+            f"{file}: `model_type` is missing: it names the encoder's family. {ADVICE}"
         )
     need_files(directory, ADVICE)
 
@@ -249,7 +285,7 @@ def _counting(config: Config) -> Counting:
 KIND: Final = Kind(
     "gliner2",
     "gliner2",
-    lambda place: place.model_type == _MODEL_TYPE,
+    lambda place: place.model_type in (_PACKAGE, _TRANSFORMERS),
     gliner2_card,
     folders=(str(PurePosixPath(ENCODER_FILE).parent),),
 )

@@ -53,9 +53,7 @@ def build(parts: Parts) -> Built:
         file=parts.file,
     )
     state.check_all_used()
-    return Built(
-        {"structure": spans}, StructureProcessor(parts.card, frame, settings.max_width), tokenizer
-    )
+    return Built({"structure": spans}, StructureProcessor(parts.card, frame, settings), tokenizer)
 
 
 load = text_loader(build)

@@ -14,24 +14,22 @@ import numpy as np
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kinds.gliner2.schemas import SchemaPrompt, prompt_of
-from libs.models.answer_budget import build_result
-from libs.models.results import Entity, Extraction, Result
-from libs.models.schema import Schema, SchemaLabel
-from libs.models.text.checks import item_path, need_labels, need_task, unsupported
-from libs.models.text.processing.extraction.spans import Candidates, choose
-from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
-from libs.models.work import (
+from libs.models.interface.results import Entity, Extraction, Result
+from libs.models.interface.schema import Schema, SchemaLabel
+from libs.models.interface.sequences import InputSequence, Output, Prepared
+from libs.models.interface.work import (
     CancelCheck,
     EntitiesWork,
-    InputSequence,
     ModelWork,
-    Output,
-    Prepared,
     Span,
     StructureWork,
     Work,
     never_cancelled,
 )
+from libs.models.runtime.answer_budget import build_result
+from libs.models.text.checks import item_path, need_labels, need_task, unsupported
+from libs.models.text.processing.extraction.spans import Candidates, choose
+from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
 
 ENDING: Final = "."
 _ENDINGS: Final = (ENDING, "!", "?")

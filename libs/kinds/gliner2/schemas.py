@@ -17,7 +17,7 @@ from typing import Final
 
 from libs.errors import InvalidInput
 from libs.kinds.gliner2.spans.head import FieldQuery, SpanTask
-from libs.models.schema import Schema, SchemaLabel, SchemaStructure
+from libs.models.interface.schema import Schema, SchemaLabel, SchemaStructure
 
 NAME: Final = "[P]"
 ENTITY, RELATION, FIELD, CLASS = "[E]", "[R]", "[C]", "[L]"

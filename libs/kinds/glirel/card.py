@@ -40,6 +40,8 @@ ADVICE: Final = (
 LabelStates = Literal["ent_token", "label", "both"]
 Scorer = Literal["dot", "concat_proj"]
 
+_LABEL_STATES: Final[tuple[LabelStates, ...]] = get_args(LabelStates)
+_SCORERS: Final[tuple[Scorer, ...]] = get_args(Scorer)
 _POOLINGS: Final[tuple[Pooling, ...]] = ("first", "last")  # the package's "mean" computes a sum
 # Options that are not served, each with the values that switch it off.
 _OFF: dict[str, tuple[object, ...]] = {
@@ -100,7 +102,8 @@ def read_glirel(directory: Path) -> Glirel:
     for key, values in _OFF.items():
         if config.values.get(key) not in values:
             raise config.broken(key, f"is {config.values[key]!r}, which is not served")
-    pooling, label_states = _pooling(config), _label_states(config)
+    pooling = config.choice("subtoken_pooling", _POOLINGS)
+    label_states = config.choice("label_embed_strategy", _LABEL_STATES)
     if pooling != "first" and label_states != "ent_token":
         raise config.broken(
             "subtoken_pooling",
@@ -112,7 +115,7 @@ def read_glirel(directory: Path) -> Glirel:
         max_words=count(config, "max_len", 384, most=MAX_WORDS),
         pooling=pooling,
         label_states=label_states,
-        scorer=_scorer(config),
+        scorer=config.choice("scorer", _SCORERS),
         farthest=None if farthest is None else config.number("max_entity_pair_distance"),
     )
 
@@ -123,34 +126,6 @@ def _need_files(directory: Path, config: Config) -> None:
             "encoder_config", f"is missing, or its model_type: it describes the encoder. {ADVICE}"
         )
     need_files(directory, ADVICE)
-
-
-def _pooling(config: Config) -> Pooling:
-    name = config.text("subtoken_pooling")
-    for pooling in _POOLINGS:
-        if name == pooling:
-            return pooling
-    raise config.broken("subtoken_pooling", f"is {name!r}; served are {', '.join(_POOLINGS)}")
-
-
-def _label_states(config: Config) -> LabelStates:
-    name = config.text("label_embed_strategy")
-    for states in get_args(LabelStates):
-        if name == states:
-            found: LabelStates = states
-            return found
-    raise config.broken(
-        "label_embed_strategy", f"is {name!r}; served are {', '.join(get_args(LabelStates))}"
-    )
-
-
-def _scorer(config: Config) -> Scorer:
-    name = config.text("scorer")
-    for scorer in get_args(Scorer):
-        if name == scorer:
-            found: Scorer = scorer
-            return found
-    raise config.broken("scorer", f"is {name!r}; served are {', '.join(get_args(Scorer))}")
 
 
 KIND: Final = Kind("glirel", "glirel", lambda place: place.has(FILE), glirel_card, configs=(FILE,))

@@ -14,13 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.kernels.layout import to_device
-from libs.models.answer_budget import MAX_RELATIONS
-from libs.models.head import Array
-from libs.models.packed import Packed, Rows
+from libs.models.interface.head import Array
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import (
+    InputSequence,
+    Output,
+    SparseRow,
+    YieldPoint,
+    never_yield,
+)
+from libs.models.runtime.answer_budget import MAX_RELATIONS
 from libs.models.text.heads.extraction.spans import TwoLayers, chunks, folded
 from libs.models.text.heads.extraction.words import WordPlaces, WordReader, prefix_sums
 from libs.models.text.heads.linear import HeadLinear, check_shape
-from libs.models.work import InputSequence, Output, SparseRow, YieldPoint, never_yield
 
 Ids = NDArray[np.int32]
 Places = NDArray[np.int16]

@@ -19,26 +19,28 @@ from libs.errors import InvalidInput
 from libs.kinds.gliner.processor import THRESHOLD
 from libs.kinds.glirel.card import LABEL_MARKER, TEXT_MARKER, Glirel
 from libs.kinds.glirel.head import PairPlaces, Places
-from libs.models.answer_budget import MAX_RELATIONS, build_result, max_relations, select_best
-from libs.models.results import Entity, Extraction, Relation, Result
-from libs.models.text.checks import need_labels, need_task, unsupported
-from libs.models.text.heads.extraction.words import WordPlaces
-from libs.models.text.processing.answers import sigmoid
-from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
-from libs.models.work import (
+from libs.models.interface.results import Entity, Extraction, Relation, Result
+from libs.models.interface.sequences import InputSequence, Output, Prepared, SparseRow
+from libs.models.interface.work import (
     CancelCheck,
     Given,
-    InputSequence,
     ModelWork,
-    Output,
-    Prepared,
     RelationsWork,
     Span,
-    SparseRow,
     Work,
     in_slices,
     never_cancelled,
 )
+from libs.models.runtime.answer_budget import (
+    MAX_RELATIONS,
+    build_result,
+    max_relations,
+    select_best,
+)
+from libs.models.text.checks import need_labels, need_task, need_work
+from libs.models.text.heads.extraction.words import WordPlaces
+from libs.models.text.processing.answers import sigmoid
+from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
 
 _LABELS = "relations.labels"
 Ids = NDArray[np.int32]
@@ -85,8 +87,7 @@ class GlirelProcessor:
 
     def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
-        if not isinstance(work, RelationsWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, RelationsWork, self._card)
         need_labels(work.labels, self._card, _LABELS)
         if work.entity_labels:
             message = (
@@ -117,8 +118,7 @@ class GlirelProcessor:
         check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
-        if not isinstance(work, RelationsWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, RelationsWork, self._card)
         logits = iter(cast("Sequence[NDArray[np.float32] | SparseRow]", outputs))
         threshold = THRESHOLD if work.threshold is None else work.threshold
         most = max_relations(prepared.answer_bytes, MAX_RELATIONS)
@@ -141,8 +141,7 @@ class GlirelProcessor:
         check_cancelled: CancelCheck,
     ) -> list[Span]:
         """Return the windows of text `index`, as `WordWindows` says."""
-        if not isinstance(work, RelationsWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, RelationsWork, self._card)
         prompt = _prompt(tuple(dict.fromkeys(work.labels)))
         return self._frame.windows(work.texts[index], prompt, overlap, path, check_cancelled)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from libs.errors import ModelBroken
 from libs.kinds.hybrid.card import SPARSE_FILE, TOKENS_FILE
-from libs.models.head import ModelHead
+from libs.models.interface.head import ModelHead
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.text.heads.modules import dense_layers
 from libs.models.text.heads.pooled import PooledHead

@@ -30,6 +30,7 @@ CONVERSATIONS: Final = (
     "paddleocr_vl",
     "qwen2_5_vl",
     "qwen2_vl",
+    "qwen3_5",
     "qwen3_vl",
     "smolvlm",
 )

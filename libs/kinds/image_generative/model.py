@@ -12,12 +12,12 @@ from libs.kinds.image_generative.card import ENCODER_DECODER, FLORENCE
 from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.settings import read_settings
 from libs.models.generation.model import GenerativeModel
+from libs.models.interface.source import Source
 from libs.models.layers.spec import Config
-from libs.models.loaded.tiers import copying
 from libs.models.readers.conversation import ConversationReader, load_conversation
 from libs.models.readers.encoder_decoder import EncoderDecoderReader, load_encoder_decoder
 from libs.models.readers.florence import FlorenceReader, load_florence
-from libs.models.source import Source
+from libs.models.runtime.loaded.tiers import copying
 from libs.models.text.loading import broken_tokenizer, without_int8
 from libs.models.text.tokenising.tokenizer import failing, largest_id
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from libs.catalog.card import Card, ImageSize
-from libs.models.backbone import Backbone
 from libs.models.images.detection.detector import Detector
 from libs.models.images.detection.dino_loading import LimitedProcessing
 from libs.models.images.detection.loading import load_detector
@@ -28,12 +27,13 @@ from libs.models.images.patches import ImageInput
 from libs.models.images.processing import PatchBudget
 from libs.models.images.processor import IMAGE_HEAD, TEXT_HEAD, ImageProcessor, LabelScale
 from libs.models.images.texts import ImageModelTexts, read_texts
-from libs.models.loaded.peft import Names
-from libs.models.loaded.tiers import copying
-from libs.models.output_cache import OutputCache
-from libs.models.packed_model import PackedModel
-from libs.models.processor import Processor
-from libs.models.source import Source
+from libs.models.interface.output_cache import OutputCache
+from libs.models.interface.processor import Processor
+from libs.models.interface.source import Source
+from libs.models.runtime.backbone import Backbone
+from libs.models.runtime.loaded.peft import Names
+from libs.models.runtime.loaded.tiers import copying
+from libs.models.runtime.packed_model import PackedModel
 from libs.models.text.loading import TokenizerGuard, without_int8
 from libs.models.text.tokens import TokenProcessor
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout, to_device
-from libs.models.head import Array
-from libs.models.packed import Packed, Rows
+from libs.models.interface.head import Array
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import InputSequence, Output
 from libs.models.text.heads.linear import HeadNorm, check_shape, linear_layer
-from libs.models.work import InputSequence, Output
 
 _HEAD_SIZE: Final = 64
 _TYPES: Final = 3  # of questions: choice, score, truth

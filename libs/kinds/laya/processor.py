@@ -20,23 +20,15 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kinds.laya.card import Laya
-from libs.models.answer_budget import build_result
-from libs.models.results import Extraction, LabelScore, Result
-from libs.models.text.checks import item_path, need_labels, need_task, unsupported
+from libs.models.interface.results import Extraction, LabelScore, Result
+from libs.models.interface.sequences import InputSequence, Output, Prepared
+from libs.models.interface.work import CancelCheck, ClassifyWork, Truncation, Work, never_cancelled
+from libs.models.runtime.answer_budget import build_result
+from libs.models.text.checks import item_path, need_labels, need_task, need_work
 from libs.models.text.processing.answers import best_first
 from libs.models.text.processing.entities import softmax
 from libs.models.text.tokenising.cutting import Cutter, Part, encoded
 from libs.models.text.tokenising.text import too_long
-from libs.models.work import (
-    CancelCheck,
-    ClassifyWork,
-    InputSequence,
-    Output,
-    Prepared,
-    Truncation,
-    Work,
-    never_cancelled,
-)
 
 _LABELS: Final = "classify.labels"
 _QUESTION: Final = "Which of these labels fits best?"
@@ -77,8 +69,7 @@ class LayaProcessor:
 
     def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
-        if not isinstance(work, ClassifyWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, ClassifyWork, self._card)
         need_labels(work.labels, self._card, _LABELS)
         if work.multi_label:
             message = f"{self._card.model} chooses one of the labels: its scores add up to 1"
@@ -106,9 +97,7 @@ class LayaProcessor:
         outputs: Sequence[Output],
         check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
-        work = prepared.work
-        if not isinstance(work, ClassifyWork):
-            raise unsupported(work, self._card)
+        work = need_work(prepared.work, ClassifyWork, self._card)
         rows = cast("Sequence[NDArray[np.float32]]", outputs)
         items = (Extraction(labels=self._scores(work, logits)) for logits in rows)
         return build_result(items, prepared.answer_bytes, check_cancelled)

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from libs.kernels.pooling.pooled import mean
 from libs.kernels.rows.norms import layer_norm
 from libs.kinds.nvembed.card import Latent
-from libs.models.head import Array, split_rows
-from libs.models.packed import Packed, Rows
+from libs.models.interface.head import Array, split_rows
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import InputSequence, Output
 from libs.models.text.heads.linear import check_shape
 from libs.models.text.heads.pooled import without_prompts
-from libs.models.work import InputSequence, Output
 
 _STEM: Final = "latent_attention_model"
 _NORM_EPS: Final = 1e-5

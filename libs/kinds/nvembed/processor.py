@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from libs.catalog.card import Card
+from libs.models.interface.work import CancelCheck, Role, Truncation
 from libs.models.text.processing.embedding import EmbeddingProcessor, Framed
 from libs.models.text.tokenising.text import TextProcessor, Where
-from libs.models.work import CancelCheck, Role, Truncation
 
 
 class LatentProcessor(EmbeddingProcessor):

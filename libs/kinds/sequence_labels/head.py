@@ -16,14 +16,14 @@ from libs.catalog.card import Activation
 from libs.errors import ModelBroken
 from libs.kernels.pooling.pooled import mean
 from libs.kernels.rows.norms import layer_norm
-from libs.models.head import Array, split_rows
+from libs.models.interface.head import Array, split_rows
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import InputSequence, Output
 from libs.models.layers import activations
 from libs.models.layers.spec import Config
-from libs.models.packed import Packed, Rows
 from libs.models.text.heads import linear
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.weights import HeadRule
-from libs.models.work import InputSequence, Output
 
 Pooling = Literal["first", "last", "mean", "late"]
 """The classified state. "late" classifies every token and averages the logits."""

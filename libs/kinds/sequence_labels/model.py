@@ -13,7 +13,7 @@ from libs.kinds.sequence_labels.head import (
 )
 from libs.kinds.sequence_labels.nli import NliProcessor
 from libs.kinds.sequence_labels.processor import LabelsProcessor, PaddingTrimmer
-from libs.models.processor import Processor
+from libs.models.interface.processor import Processor
 from libs.models.text.loading import text_loader
 from libs.models.text.parts import Built, Parts
 from libs.models.text.tokenising.chat import ChatPairs

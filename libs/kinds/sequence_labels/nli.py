@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.kinds.sequence_labels.processor import LabelsProcessor
-from libs.models.answer_budget import build_result
-from libs.models.results import Extraction, LabelScore, Result
+from libs.models.interface.results import Extraction, LabelScore, Result
+from libs.models.interface.sequences import Output, Prepared
+from libs.models.interface.work import CancelCheck, ClassifyWork, Work, never_cancelled
+from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import hypotheses, item_path, need_task
-from libs.models.text.processing.answers import best_first, sigmoid
+from libs.models.text.processing.answers import best_first, is_multi_label, sigmoid
 from libs.models.text.processing.entities import softmax
 from libs.models.text.tokenising.text import TextProcessor
-from libs.models.work import CancelCheck, ClassifyWork, Output, Prepared, Work, never_cancelled
 
 _HYPOTHESIS = "This example is {}."  # the pipeline's
 
@@ -68,9 +69,7 @@ class NliProcessor:
     def _labels(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
         """Score the labels of one text from logits [labels, classes]."""
         entailment, contradiction = logits[:, self._card.positive], logits[:, self._contradiction]
-        multi = (
-            self._card.problem == "multi_label" if work.multi_label is None else work.multi_label
-        )
+        multi = is_multi_label(work, self._card)
         # The softmax over a single label would always be 1.
         scores = (
             sigmoid(entailment - contradiction)

@@ -12,24 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card
-from libs.models.answer_budget import build_result
-from libs.models.processor import Processor
-from libs.models.results import Extraction, Result, ScoreResult
-from libs.models.text.checks import item_path, known_labels, need_task, prompt_of, unsupported
-from libs.models.text.processing import answers
-from libs.models.text.tokenising.chat import ChatPairs
-from libs.models.text.tokenising.text import TextProcessor
-from libs.models.work import (
+from libs.models.interface.processor import Processor
+from libs.models.interface.results import Extraction, Result, ScoreResult
+from libs.models.interface.sequences import InputSequence, Output, Prepared
+from libs.models.interface.work import (
     CancelCheck,
     ClassifyWork,
-    InputSequence,
     ModelWork,
-    Output,
-    Prepared,
     ScoreWork,
     Work,
     never_cancelled,
 )
+from libs.models.runtime.answer_budget import build_result
+from libs.models.text.checks import item_path, known_labels, need_task, prompt_of, unsupported
+from libs.models.text.processing import answers
+from libs.models.text.tokenising.chat import ChatPairs
+from libs.models.text.tokenising.text import TextProcessor
 
 
 class LabelsProcessor:

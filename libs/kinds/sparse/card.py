@@ -33,8 +33,7 @@ def is_sparse(files: Checkpoint) -> bool:
             "model_type",
             (
                 "is 'SparseEncoder', but modules.json names no SpladePooling, the only pooling "
-                "that "
-                "is served"
+                "that is served"
             ),
         )
     return (

@@ -7,11 +7,11 @@ from __future__ import annotations
 import torch
 
 from libs.kinds.static.parts import load_static_parts
-from libs.models.backbone import Backbone
-from libs.models.loaded.peft import Names
-from libs.models.loaded.tiers import copying
-from libs.models.packed_model import PackedModel
-from libs.models.source import Source
+from libs.models.interface.source import Source
+from libs.models.runtime.backbone import Backbone
+from libs.models.runtime.loaded.peft import Names
+from libs.models.runtime.loaded.tiers import copying
+from libs.models.runtime.packed_model import PackedModel
 from libs.models.text.loading import DTYPES, TextOnlyProcessor, TokenizerGuard, broken_tokenizer
 from libs.models.text.tokenising.tokenizer import failing
 from libs.models.text.tokens import TokenProcessor

@@ -19,6 +19,8 @@ from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import read_file
 from libs.errors import ModelBroken
 from libs.kinds.static.card import MODEL2VEC, TABLES
+from libs.models.interface.sequences import InputSequence
+from libs.models.interface.work import CancelCheck, Role, Truncation
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import EmbeddingSpec, EncoderSpec
@@ -28,7 +30,6 @@ from libs.models.text.processing.embedding import EmbeddingProcessor, Framed
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
 from libs.models.text.tokenising.tokenizer import FILE, MAX_BYTES, largest_id, load_tokenizer
 from libs.models.weights import TensorFile
-from libs.models.work import CancelCheck, InputSequence, Role, Truncation
 
 _MAPPING: Final = "mapping"
 _WEIGHTS: Final = "weights"

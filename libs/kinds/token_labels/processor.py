@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.kinds.token_labels.card import entity_kind
-from libs.models.answer_budget import build_result
-from libs.models.results import Entity, Extraction, Result
-from libs.models.text.checks import item_path, known_labels, need_task, unsupported
+from libs.models.interface.results import Entity, Extraction, Result
+from libs.models.interface.sequences import Output, Prepared
+from libs.models.interface.work import CancelCheck, EntitiesWork, Work, never_cancelled
+from libs.models.runtime.answer_budget import build_result
+from libs.models.text.checks import item_path, known_labels, need_task, need_work
 from libs.models.text.processing.entities import find_entities
 from libs.models.text.tokenising.text import Spans, TextProcessor
-from libs.models.work import CancelCheck, EntitiesWork, Output, Prepared, Work, never_cancelled
 
 
 class TaggingProcessor:
@@ -26,8 +27,7 @@ class TaggingProcessor:
 
     def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
-        if not isinstance(work, EntitiesWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, EntitiesWork, self._card)
         known_labels(work.labels, self._card, "entities.labels")
         sequences, spans = self._text.encode_spans(
             work.texts, work.truncation, item_path, check_cancelled
@@ -40,9 +40,7 @@ class TaggingProcessor:
         outputs: Sequence[Output],
         check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
-        work = prepared.work
-        if not isinstance(work, EntitiesWork):
-            raise unsupported(work, self._card)
+        work = need_work(prepared.work, EntitiesWork, self._card)
         logits, spans = (
             cast("Sequence[NDArray[np.float32]]", outputs),
             cast("list[Spans]", prepared.notes),

@@ -7,6 +7,7 @@ tensors. The price of an image is read when a model is loaded (`libs/models/imag
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
@@ -29,7 +30,7 @@ from libs.kinds.kind import Kind, Place
 
 MODEL_TYPES: Final = (
     "colpali", "idefics3", "smolvlm", "modernvbert", "colmodernvbert", "qwen2_vl", "qwen2_5_vl",
-    "qwen3_vl", "colqwen2", "colqwen3",
+    "qwen3_vl", "qwen3_5", "colqwen2", "colqwen3",
     "qwen3_vl_nemotron_embed", "glm_ocr", "lighton_ocr", "paddleocr_vl",
 )  # fmt: skip
 
@@ -57,6 +58,8 @@ _DECODER: Final = "encoder.mlm_head.decoder.weight"
 ModernVBERT.
 """
 
+_JINA_RERANKER: Final = "JinaVLForRanking"
+
 Form = Literal["multi_vector", "dense", "sparse", "score"]
 
 
@@ -80,6 +83,12 @@ def sparse_columns(directory: Path) -> int:
         return 0
     shape = tensor_shape(directory, [_WEIGHTS], _DECODER)
     return shape[0] if shape else 0
+
+
+def is_jina_reranker(config: Mapping[str, object]) -> bool:
+    """Return True for jina-reranker-m0's config.json: a Qwen2-VL that scores pairs."""
+    named = config.get("architectures")
+    return isinstance(named, list) and _JINA_RERANKER in named
 
 
 def is_merged(directory: Path, base: Path | None) -> bool:
@@ -190,6 +199,11 @@ def _form(directory: Path, kind: str | None, columns: int) -> Form:
             f"{_WEIGHTS}: has no tensor {_DECODER!r}: of models of images V-SPLADE alone has "
             "sparse vectors"
         )
+    config = need_config(directory, "config.json")
+    if is_jina_reranker(config.values):
+        if kind in ("dense", "multi_vector"):
+            raise config.broken("architectures", f"is {_JINA_RERANKER}, which has no vectors")
+        return "score"
     if kind == "yes_no":
         return "score"
     if kind in ("dense", "multi_vector"):

@@ -14,10 +14,10 @@ from libs.models.images.vlm.heads import Use
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
 from libs.models.images.vlm.prices import image_size, max_tower_tokens
 from libs.models.images.vlm.processor import PartsProcessor
-from libs.models.loaded.tiers import copying
-from libs.models.output_cache import OutputCache
-from libs.models.packed_model import PackedModel
-from libs.models.source import Source
+from libs.models.interface.output_cache import OutputCache
+from libs.models.interface.source import Source
+from libs.models.runtime.loaded.tiers import copying
+from libs.models.runtime.packed_model import PackedModel
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.loading import TokenizerGuard, without_int8

@@ -49,8 +49,7 @@ def need_answers(card: Card) -> None:
     """
     if not card.answers:
         raise ModelBroken(
-            "modules.json: has no LogitScore, which names the tokens for yes and no; "
-            f"{_ADVICE} "
+            f"modules.json: has no LogitScore, which names the tokens for yes and no; {_ADVICE} "
             "`answers`"
         )
     if not card.template:

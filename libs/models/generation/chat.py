@@ -17,13 +17,13 @@ from typing import Final, Literal
 from libs.catalog.card import Card
 from libs.errors import InvalidInput, ModelBroken
 from libs.models.generation.tools import tool_form
+from libs.models.interface.work import ToolCall
 from libs.models.text.tokenising.renderer import (
     SPECIAL_TOKENS,
     Renderer,
     rendered_text,
     special_tokens,
 )
-from libs.models.work import ToolCall
 
 Role = Literal["system", "user", "assistant", "tool"]
 

@@ -14,40 +14,43 @@ import torch
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kernels.attention.paged import pages_for
-from libs.models.answer_budget import build_result
-from libs.models.documents import Page
 from libs.models.generation.decoding.graphs import StepGraphs
+from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.loop import DecodeLoop
 from libs.models.generation.decoding.sequences import DecodeSequence, Request, pages_needed
 from libs.models.generation.reader import Reader
 from libs.models.generation.stops import stable_text
-from libs.models.graphs.graphs import Graphs
-from libs.models.loaded.tiers import Arena, ParkedModel
-from libs.models.results import Extraction, ExtractResult, PageText, Result
-from libs.models.text.checks import need_task
-from libs.models.text.tokens import TokenProcessor
-from libs.models.work import (
+from libs.models.interface.results import Extraction, ExtractResult, PageText, Result
+from libs.models.interface.sequences import (
     GENERATE,
-    CancelCheck,
     GeneratedIds,
-    GenerationWork,
     Head,
     InputSequence,
     Output,
-    Parts,
     Prepared,
+    TokenScore,
+    Unfinished,
+    YieldPoint,
+    never_yield,
+)
+from libs.models.interface.work import (
+    CancelCheck,
+    GenerationWork,
+    Parts,
     RegionsWork,
     TextWork,
-    TokenScore,
     TokenWork,
-    Unfinished,
     Work,
-    YieldPoint,
     items_as_parts,
     never_cancelled,
-    never_yield,
     without_images,
 )
+from libs.models.runtime.answer_budget import build_result
+from libs.models.runtime.documents import Page
+from libs.models.runtime.graphs.graphs import Graphs
+from libs.models.runtime.loaded.tiers import Arena, ParkedModel
+from libs.models.text.checks import need_task
+from libs.models.text.tokens import TokenProcessor
 
 STEPS_SECONDS: Final = 0.004
 """Time for the steps of a forward, which makes at least one. Steps of small models take less time
@@ -55,14 +58,16 @@ than the work between two forwards.
 """
 
 POOL_BYTES: Final = 256 << 20
-"""Memory of keys and values on a CPU; more if the longest request needs it."""
+"""Memory of keys and values on a CPU, and of the states of layers without keys; more if the longest
+request needs it.
+"""
 
 POOL_TOKENS: Final = 131_072
 """Tokens with keys and values on an accelerator: 64 sequences of 2,048."""
 
 POOL_SHARE: Final = 1 / 8
-"""Maximum share of an accelerator's model memory for keys and values; more if the longest request
-needs it.
+"""Maximum share of an accelerator's model memory for keys and values, and for states; more if the
+longest request needs it.
 """
 
 MAX_REQUESTS: Final = 64
@@ -114,8 +119,8 @@ class GenerativeModel:
     """Implements `libs.models.Model`. `forward` returns `Unfinished` for sequences that need
     another forward.
 
-    `bytes`: weights, and the keys and values of all sequences, allocated by the first forward and
-    constant from then on.
+    `bytes`: weights, and the keys, values and states of all sequences, allocated by the first
+    forward and constant from then on.
     """
 
     def __init__(self, card: Card, reader: Reader, memory_bytes: int = 0) -> None:
@@ -133,13 +138,15 @@ class GenerativeModel:
                 MAX_REQUESTS * largest, _pool_pages(writer.device, writer.page_bytes, memory_bytes)
             ),
         )
+        self.slots = _pool_slots(writer, memory_bytes)
         self._arena: Arena | None = None
         if writer.device.type != "cpu":
             self._arena = Arena(list(writer.modules()), writer.device)
             self._arena.stow()
             self._arena.bring()
         weights = writer.bytes if self._arena is None else self._arena.bytes
-        self.bytes = max(weights + self.pages * writer.page_bytes, card.memory_bytes)
+        pools = self.pages * writer.page_bytes + self.slots * writer.state_bytes
+        self.bytes = max(weights + pools, card.memory_bytes)
         # State of the device thread.
         self._loop: DecodeLoop | None = None
         self._granted: Graphs | None = None  # until the loop creates its graphs
@@ -340,7 +347,7 @@ class GenerativeModel:
     @property
     def _decode(self) -> DecodeLoop:
         if self._loop is None:
-            self._loop = DecodeLoop(self._reader.writer, self.pages)
+            self._loop = DecodeLoop(self._reader.writer, self.pages, slots=self.slots)
         return self._loop
 
     def _begin(self, sequences: Sequence[InputSequence], yield_point: YieldPoint) -> None:
@@ -431,6 +438,18 @@ def _pool_pages(device: torch.device, page_bytes: int, memory_bytes: int) -> int
         return POOL_BYTES // page_bytes
     memory_bytes = memory_bytes or torch.cuda.get_device_properties(device).total_memory
     return min(pages_for(POOL_TOKENS), int(memory_bytes * POOL_SHARE) // page_bytes)
+
+
+def _pool_slots(writer: LanguageModel, memory_bytes: int) -> int:
+    """Return the number of rows that can have states at a time; 0 for a model without states."""
+    if not writer.state_bytes:
+        return 0
+    budget = POOL_BYTES
+    if writer.device.type == "cuda":
+        total = torch.cuda.get_device_properties(writer.device).total_memory
+        budget = int((memory_bytes or total) * POOL_SHARE)
+    beams = writer.settings.beams
+    return max(beams, min(MAX_REQUESTS * beams, budget // writer.state_bytes))
 
 
 def _without_images(work: GenerationWork) -> GenerationWork:

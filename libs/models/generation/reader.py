@@ -21,17 +21,10 @@ from libs.models.generation.grammars import FIELD, Grammar, parse_answer
 from libs.models.generation.stops import StopStrings, text_before_stop
 from libs.models.generation.tools import FIELD as TOOLS_FIELD
 from libs.models.generation.tools import ToolForm
-from libs.models.packed import GivenRows
-from libs.models.results import Extraction, ExtractResult, TokenLogprob
-from libs.models.work import (
-    CancelCheck,
-    GeneratedIds,
-    GenerationWork,
-    InputSequence,
-    Sampling,
-    TextWork,
-    YieldPoint,
-)
+from libs.models.interface.packed import GivenRows
+from libs.models.interface.results import Extraction, ExtractResult, TokenLogprob
+from libs.models.interface.sequences import GeneratedIds, InputSequence, YieldPoint
+from libs.models.interface.work import CancelCheck, GenerationWork, Sampling, TextWork
 
 Decode = Callable[[Sequence[int]], str]
 """Converts token ids to text."""

@@ -25,18 +25,11 @@ from libs.models.generation.reader import (
     refuse_tools,
     token_text,
 )
-from libs.models.results import ExtractResult
-from libs.models.text.checks import unsupported
+from libs.models.interface.results import ExtractResult
+from libs.models.interface.sequences import GeneratedIds, InputSequence, YieldPoint
+from libs.models.interface.work import CancelCheck, GenerationWork, TextWork, items_as_parts
+from libs.models.text.checks import need_work
 from libs.models.text.tokenising.text import TextProcessor
-from libs.models.work import (
-    CancelCheck,
-    GeneratedIds,
-    GenerationWork,
-    InputSequence,
-    TextWork,
-    YieldPoint,
-    items_as_parts,
-)
 
 _INCOMPLETE: Final = "�"
 """Replacement that tokenizers return for the first bytes of a character."""
@@ -64,8 +57,7 @@ class TextReader:
         self, work: GenerationWork, check_cancelled: CancelCheck
     ) -> tuple[list[InputSequence], object]:
         """Implement `Reader.prepare`. The `input` of a sequence is `GenerationOptions`."""
-        if not isinstance(work, TextWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, TextWork, self._card)
         if work.region is not None:
             raise TaskNotSupported(
                 f"{self._card.model} reads text only, not regions of images", field="text.region"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from libs.models.work import TextWork, ToolCall
+from libs.models.interface.work import TextWork, ToolCall
 
 FIELD: Final = "text.tools"
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"

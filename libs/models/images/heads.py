@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.models.head import Array, split_rows
+from libs.models.interface.head import Array, split_rows
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import InputSequence, Output
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import EncoderSpec
-from libs.models.packed import Packed, Rows
 from libs.models.text.heads.linear import HeadLinear, check_shape
-from libs.models.work import InputSequence, Output
 
 
 class AttentionPooledHead(nn.Module):

@@ -12,19 +12,20 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from libs.catalog.checkpoint.files import need_config, read_config, read_json, shortened
+from libs.catalog.checkpoint.files import need_config, read_config, read_json
 from libs.errors import ModelBroken
 from libs.kernels.linear.packed import PackedLinear
 from libs.kinds.images.card import is_open_clip
 from libs.models import weights
-from libs.models.backbone import Backbone
 from libs.models.images.families import clip, dinov2, dinov3, open_clip, siglip, siglip2, vit
 from libs.models.images.families.family import Family, State, TowerSpec
 from libs.models.images.patches import ImageInput, PatchEmbedding, PatchRows, PatchSpec
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import FeedForward, PackedEncoder
+from libs.models.layers.meta import on_meta
 from libs.models.layers.spec import Config
+from libs.models.runtime.backbone import Backbone
 from libs.models.text.registry import prepare
 from libs.models.weights import HeadRule, TensorFile
 
@@ -175,23 +176,14 @@ def _backbone(
 
 def _empty(tower: TowerSpec, processing: ImageProcessing) -> PackedEncoder:
     """Build an encoder on the meta device."""
-    try:
-        with torch.device("meta"):
-            if isinstance(tower.input, PatchSpec):
-                _check_size(tower.input, processing)
-                return PackedEncoder(tower.encoder, PatchEmbedding(tower.input, processing))
-            return PackedEncoder(tower.encoder, TokenEmbedding(tower.input))
-    except (
-        ArithmeticError,
-        LookupError,
-        MemoryError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise ModelBroken(
-            shortened(f"config.json: the encoder cannot be built: {error}")
-        ) from error
+
+    def build() -> PackedEncoder:
+        if isinstance(tower.input, PatchSpec):
+            _check_size(tower.input, processing)
+            return PackedEncoder(tower.encoder, PatchEmbedding(tower.input, processing))
+        return PackedEncoder(tower.encoder, TokenEmbedding(tower.input))
+
+    return on_meta(build, "encoder")
 
 
 def _check_size(patches: PatchSpec, processing: ImageProcessing) -> None:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from libs.errors import InvalidInput
 from libs.models.images.decoding import LIMITS, Limits, decoding, header_size
 from libs.models.images.processing import ImageProcessing
+from libs.models.interface.packed import Packed
+from libs.models.interface.sequences import InputRows, InputSequence
 from libs.models.layers.embeddings import EmbeddingNorm, InputLayer
-from libs.models.packed import Packed
-from libs.models.work import InputRows, InputSequence
 
 _MAX_PATCHES: Final = 1 << 14
 _COLOURS: Final = 3

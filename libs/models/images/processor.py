@@ -2,8 +2,8 @@
 
 An item is one image or one text: it becomes one sequence for the backbone of its kind. Images are
 decoded here, on the threads that prepare jobs. A model that reads several parts as one sequence has
-another processor with the same interface (`libs/models/processor.py`), which receives every item's
-parts in order (`work.items_as_parts`).
+another processor with the same interface (`libs/models/interface/processor.py`), which receives
+every item's parts in order (`work.items_as_parts`).
 """
 
 from __future__ import annotations
@@ -18,25 +18,23 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
-from libs.models.answer_budget import build_result
 from libs.models.images.patches import ImageInput
 from libs.models.images.texts import ImageModelTexts
-from libs.models.output_cache import JobOutputCache, OutputCache
-from libs.models.results import EncodeResult, Extraction, ExtractResult, Result, ScoreResult
-from libs.models.text.checks import hypotheses, need_labels, need_task, refuse_chunks, unsupported
-from libs.models.text.processing import answers
-from libs.models.text.processing.embedding import asked_forms, check_encode
-from libs.models.text.processing.entities import softmax
-from libs.models.work import (
+from libs.models.interface.output_cache import JobOutputCache, OutputCache
+from libs.models.interface.results import (
+    EncodeResult,
+    Extraction,
+    ExtractResult,
+    Result,
+    ScoreResult,
+)
+from libs.models.interface.sequences import Head, InputSequence, Output, Prepared
+from libs.models.interface.work import (
     CancelCheck,
     ClassifyWork,
     EncodeWork,
-    Head,
-    InputSequence,
-    Output,
     Part,
     Parts,
-    Prepared,
     ScoreWork,
     Truncation,
     Work,
@@ -45,6 +43,11 @@ from libs.models.work import (
     query_as_parts,
     without_images,
 )
+from libs.models.runtime.answer_budget import build_result
+from libs.models.text.checks import hypotheses, need_labels, need_task, refuse_chunks, unsupported
+from libs.models.text.processing import answers
+from libs.models.text.processing.embedding import asked_forms, check_encode
+from libs.models.text.processing.entities import softmax
 
 Array = NDArray[np.float32]
 

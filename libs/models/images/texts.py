@@ -14,10 +14,11 @@ from tokenizers import Tokenizer
 
 from libs.catalog.checkpoint.files import need_config, read_config
 from libs.kinds.images.card import OPEN_CLIP, is_open_clip
+from libs.models.interface.sequences import InputSequence
+from libs.models.interface.work import CancelCheck, Truncation
 from libs.models.layers.spec import Config
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
-from libs.models.work import CancelCheck, InputSequence, Truncation
 
 _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 

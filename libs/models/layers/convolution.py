@@ -6,14 +6,17 @@ Sequences lie end to end, and a convolution does not cross their borders.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from libs.kernels.layout import Layout
 from libs.kernels.linear.packed import PackedLinear
+from libs.models.interface.packed import Packed
+from libs.models.layers.carried import Carried, StateShape
 from libs.models.layers.encoder import Attention, Shared
 from libs.models.layers.spec import ConvolutionSpec, EncoderSpec, LayerSpec
-from libs.models.packed import Packed
 
 
 def convolve(
@@ -55,9 +58,25 @@ class Convolution(nn.Module):
         )
         self._after = after
 
+    @property
+    def state_shape(self) -> StateShape:
+        """The inputs that precede a token."""
+        channels, _, width = self.weight.shape
+        return StateShape((width - 1, channels))
+
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """Convolve [tokens, channels]."""
         return convolve(x, self.weight.squeeze(1), self.bias, positions, after=self._after)
+
+    def resume(self, x: Tensor, memory: Tensor, carried: Carried) -> Tensor:
+        """Convolve the new tokens of sequences, [tokens, channels], and keep their last inputs in
+        `memory`, [slots, *state_shape].
+        """
+        window = carried.window(memory.shape[1])
+        every = torch.cat([carried.read(memory).flatten(0, 1), x]).index_select(0, window.rows)
+        last = every.index_select(0, window.last)
+        carried.write(memory, last.view(len(carried.lengths), *memory.shape[1:]))
+        return self.forward(every, window.positions).index_select(0, window.own)
 
 
 class ShortConvolution(Attention):
@@ -81,6 +100,16 @@ class ShortConvolution(Attention):
         """
         before, after, values = self.inputs.forward(x).chunk(3, dim=1)
         return after * self.conv.forward(before * values, batch.positions)
+
+    @property
+    def state_shapes(self) -> tuple[StateShape, ...]:
+        return (self.conv.state_shape,)
+
+    def resume(
+        self, x: Tensor, shared: Shared, memory: Sequence[Tensor], carried: Carried
+    ) -> Tensor:
+        before, after, values = self.inputs.forward(x).chunk(3, dim=1)
+        return after * self.conv.resume(before * values, memory[0], carried)
 
     def forward_rows(
         self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout
 from libs.kernels.linear.packed import PackedLinear
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import YieldPoint, never_yield
 from libs.models.layers.embeddings import InputLayer, Table
 from libs.models.layers.encoder import (
     Attention,
@@ -26,8 +28,6 @@ from libs.models.layers.encoder import (
     norm_of_sum,
 )
 from libs.models.layers.spec import EncoderSpec, LayerSpec
-from libs.models.packed import Packed, Rows
-from libs.models.work import YieldPoint, never_yield
 
 
 class CrossAttention(nn.Module):

@@ -35,6 +35,10 @@ class Chunks:
     int64."""
     places: Tensor
     """The inverse of `rows`: [tokens] int64."""
+    ranks: Tensor
+    """Each sequence's place in a group, [sequences] int64: 0 for the longest."""
+    order: Tensor
+    """The inverse of `ranks`."""
     counts: tuple[int, ...]
     """Number of sequences that have a first chunk, a second chunk and so on."""
 
@@ -54,14 +58,23 @@ class Chunks:
         places = (first[number] + np.repeat(rank, sizes)) * CHUNK + offset
         rows = np.full(first[-1] * CHUNK, len(positions), dtype=np.int64)
         rows[places] = np.arange(len(positions))
-        rows_, places_ = (to_device(each, device, np.int64) for each in (rows, places))
-        return Chunks(rows_, places_, tuple(counts))
+        rows_, places_, ranks, order = (
+            to_device(each, device, np.int64) for each in (rows, places, rank, np.argsort(rank))
+        )
+        return Chunks(rows_, places_, ranks, order, tuple(counts))
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, chunks: Chunks
-) -> Tensor:
-    """Return the reads of all tokens: [tokens, heads, value_size] float32.
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    chunks: Chunks,
+    state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the reads of all tokens, [tokens, heads, value_size] float32, and the states after the
+    sequences, [sequences, heads, key_size, value_size].
 
     Within a chunk the updates u solve (1 + A) u = beta (v - exp(decay since its start) k state),
     where A is the strictly lower triangle of beta k·k' exp(decay between the two tokens).
@@ -72,6 +85,7 @@ def delta_rule(
         v: [tokens, heads, value_size]
         decay: A logarithm, at most 0: [tokens, heads].
         beta: [tokens, heads]
+        state: The states before the sequences; None for zeros.
     """
     # [chunks, heads, CHUNK, size]
     q, k, v = (_chunked(x, chunks.rows) for x in (q * q.shape[-1] ** -0.5, k, v))
@@ -86,15 +100,31 @@ def delta_rule(
     reads, queries = (q @ k.transpose(2, 3)) * yield_point, q * since.exp()
     total = since[:, :, -1:]
     kept, written = total.exp(), (k * (total - since).exp()).transpose(2, 3)
-    state = q.new_zeros(chunks.counts[0], q.shape[1], k.shape[-1], v.shape[-1])
-    outputs, start = [], 0
+    state = (
+        q.new_zeros(chunks.counts[0], q.shape[1], k.shape[-1], v.shape[-1])
+        if state is None
+        else state.index_select(0, chunks.order)
+    )
+    outputs, ended, start = [], [], 0
     for count in chunks.counts:
+        ended.append(state[count:])
         now = slice(start, start + count)
         state, start = state[:count], start + count
         update = values[now] - keys[now] @ state
         outputs.append(queries[now] @ state + reads[now] @ update)
         state = kept[now] * state + written[now] @ update
-    return torch.cat(outputs).transpose(1, 2).flatten(0, 1)[chunks.places]
+    after = torch.cat([state, *reversed(ended)]).index_select(0, chunks.ranks)
+    return torch.cat(outputs).transpose(1, 2).flatten(0, 1)[chunks.places], after
+
+
+def delta_step(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what `delta_rule` returns for sequences of one token each."""
+    state = state * decay.exp()[..., None, None]
+    update = beta[..., None] * (v - torch.einsum("shk,shkv->shv", k, state))
+    state = state + k[..., None] * update[..., None, :]
+    return torch.einsum("shk,shkv->shv", q * q.shape[-1] ** -0.5, state), state
 
 
 def _chunked(x: Tensor, rows: Tensor) -> Tensor:

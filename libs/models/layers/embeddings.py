@@ -11,8 +11,8 @@ from libs.kernels.linear.int8 import codes_of
 from libs.kernels.linear.lora import Delta
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.rows.norms import layer_norm
+from libs.models.interface.packed import Packed
 from libs.models.layers.spec import EmbeddingSpec
-from libs.models.packed import Packed
 
 
 class Table(nn.Module):

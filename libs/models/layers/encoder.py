@@ -6,7 +6,7 @@ compares no names and never waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -33,13 +33,14 @@ from libs.kernels.rows.norms import (
 )
 from libs.kernels.rows.rope import HeadNorms, angles, norm_rotate, rotate
 from libs.kernels.triton_here import has_triton
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import YieldPoint, never_yield
 from libs.models.layers.activations import FUNCTIONS
+from libs.models.layers.carried import Carried, StateShape
 from libs.models.layers.delta import Chunks
 from libs.models.layers.embeddings import InputLayer, TokenEmbedding
 from libs.models.layers.experts import Experts, GatedExperts
 from libs.models.layers.spec import EncoderSpec, LayerSpec, Rope
-from libs.models.packed import Packed, Rows
-from libs.models.work import YieldPoint, never_yield
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin, [tokens, pairs] float32."""
@@ -131,6 +132,19 @@ class Attention(nn.Module):
         """False if the kernels launched depend on sequence lengths."""
         return True
 
+    @property
+    def state_shapes(self) -> tuple[StateShape, ...]:
+        """States that the mixer carries from token to token in place of keys and values."""
+        return ()
+
+    def resume(
+        self, x: Tensor, shared: Shared, memory: Sequence[Tensor], carried: Carried
+    ) -> Tensor:
+        """Mix the new tokens of sequences as `forward` does, from the states in `memory`, one
+        tensor for each of `state_shapes`. The new states replace them.
+        """
+        raise NotImplementedError
+
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
         """Attend within each sequence: [tokens, hidden] to [tokens, heads * head_size]."""
         q, k, v = self.project(x, shared)
@@ -183,6 +197,14 @@ class Attention(nn.Module):
                 self.parts[:2], dim=1
             )
         return q if shared.query_scales is None else q * shared.query_scales, k, v
+
+    def project_gated(
+        self, x: Tensor, shared: Shared
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return the result of `project`, and a factor on the output of `mix`, if there is one:
+        [tokens, heads * head_size].
+        """
+        return (*self.project(x, shared), None)
 
     def _head_norms(self, q_norm: Norm, k_norm: Norm) -> HeadNorms:
         return HeadNorms(q_norm.weight, k_norm.weight, self.parts[0], q_norm.eps, q_norm.shift)

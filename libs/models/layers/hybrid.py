@@ -1,10 +1,10 @@
 """The token mixers of Qwen3.5: gated delta nets in most layers, attention with an output gate in
-the
-others.
+the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -14,11 +14,12 @@ from torch.nn import functional
 from libs.kernels.layout import Layout
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.rows.rope import rotate
+from libs.models.interface.packed import Packed
+from libs.models.layers.carried import Carried, StateShape
 from libs.models.layers.convolution import Convolution
-from libs.models.layers.delta import delta_rule
+from libs.models.layers.delta import delta_rule, delta_step
 from libs.models.layers.encoder import Attention, Norm, Shared
 from libs.models.layers.spec import DeltaSpec, EncoderSpec, LayerSpec
-from libs.models.packed import Packed
 
 
 def mixer(spec: EncoderSpec, layer: LayerSpec) -> Attention:
@@ -37,21 +38,18 @@ class GatedAttention(Attention):
         self.qkv = PackedLinear(spec.hidden, sum(widths), bias=spec.qkv_bias, slots=widths)
 
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
-        q, k, v, gate = self._projected(x, shared)
+        q, k, v, gate = self.project_gated(x, shared)
         return self.mix(q, k, v, batch, batch.layout, shared) * gate
 
     def forward_rows(
         self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
     ) -> Tensor:
-        q, k, v, gate = self._projected(x, shared)
+        q, k, v, gate = self.project_gated(x, shared)
         return self.mix(q.index_select(0, rows), k, v, batch, layout, shared) * gate.index_select(
             0, rows
         )
 
-    def _projected(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the queries, keys and values of `project`, and the factor on the output: [tokens,
-        heads * head_size].
-        """
+    def project_gated(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         heads, keys, values = self.parts
         fused = self.qkv.forward(x).view(len(x), -1, self.head_size)
         both, k, v = fused.split_with_sizes((2 * heads, keys, values), dim=1)
@@ -95,9 +93,45 @@ class GatedDeltaNet(Attention):
         value_size]."""
         if shared.chunks is None or batch.key_rows is not None:
             raise ValueError("a gated delta net needs the chunks of whole sequences")
+        qkv, *rest = self.inputs.forward(x).split_with_sizes(self.slots, dim=1)
+        gate, values = self._values(self.conv.forward(qkv, batch.positions), *rest)
+        reads, _ = delta_rule(*values, shared.chunks)
+        return self._gated(reads, gate, x.dtype)
+
+    @property
+    def state_shapes(self) -> tuple[StateShape, ...]:
         delta = self._delta
-        qkv, gate, beta, step = self.inputs.forward(x).split_with_sizes(self.slots, dim=1)
-        mixed = functional.silu(self.conv.forward(qkv, batch.positions)).float()
+        matrix = (delta.value_heads, delta.key_size, delta.value_size)
+        return self.conv.state_shape, StateShape(matrix, exact=True)
+
+    def resume(
+        self, x: Tensor, shared: Shared, memory: Sequence[Tensor], carried: Carried
+    ) -> Tensor:
+        if shared.chunks is None:
+            raise ValueError("a gated delta net needs the chunks of its sequences")
+        inputs, states = memory
+        qkv, *rest = self.inputs.forward(x).split_with_sizes(self.slots, dim=1)
+        gate, values = self._values(self.conv.resume(qkv, inputs, carried), *rest)
+        state = carried.read(states)
+        reads, state = (
+            delta_step(*values, state)
+            if carried.is_step
+            else delta_rule(*values, shared.chunks, state)
+        )
+        carried.write(states, state)
+        return self._gated(reads, gate, x.dtype)
+
+    def _values(
+        self, mixed: Tensor, gate: Tensor, beta: Tensor, step: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+        """Return the gate on the output, and the arguments of `delta_rule`: queries, keys, values,
+        decay and beta.
+
+        Args:
+            mixed: The output of the convolution, [tokens, channels].
+        """
+        delta = self._delta
+        mixed = functional.silu(mixed).float()
         q, k, v = mixed.split_with_sizes(delta.widths, dim=1)
         repeats = delta.value_heads // delta.key_heads
         q, k = (
@@ -106,10 +140,13 @@ class GatedDeltaNet(Attention):
         )
         decay = -self.A_log.float().exp() * functional.softplus(step.float() + self.dt_bias.float())
         v = v.view(-1, delta.value_heads, delta.value_size)
-        reads = self.norm.forward(
-            delta_rule(q, k, v, decay, beta.sigmoid().float(), shared.chunks).to(x.dtype)
-        )
-        return (reads * functional.silu(gate.float()).view_as(reads)).to(x.dtype).flatten(1)
+        return gate, (q, k, v, decay, beta.sigmoid().float())
+
+    def _gated(self, reads: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:
+        """Normalise the reads of the states and apply the gate: [tokens, value_heads *
+        value_size]."""
+        normed = self.norm.forward(reads.to(dtype))
+        return (normed * functional.silu(gate.float()).view_as(normed)).to(dtype).flatten(1)
 
     def forward_rows(
         self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from libs.kernels.layout import Layout
 from libs.kernels.rows.rope import rotate
+from libs.models.interface.packed import Packed
 from libs.models.layers.encoder import Attention, Shared
 from libs.models.layers.spec import EncoderSpec, LayerSpec
-from libs.models.packed import Packed
 
 _MIN_BLOCK: Final = 32
 _BLOCKS: Final = 32

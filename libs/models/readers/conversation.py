@@ -38,25 +38,23 @@ from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_lang
 from libs.models.images.vlm.parts import Frame, PartsInput, Prompts
 from libs.models.images.vlm.prices import image_size
 from libs.models.images.vlm.tower import ImageTower
-from libs.models.layers.encoder import PackedEncoder
-from libs.models.layers.spec import Config
-from libs.models.packed import GivenRows
-from libs.models.results import ExtractResult
-from libs.models.text.checks import unsupported
-from libs.models.text.tokenising.renderer import rendered, rendered_text, special_tokens
-from libs.models.text.tokenising.tokenizer import load_tokenizer
-from libs.models.weights import TensorFile
-from libs.models.work import (
+from libs.models.interface.packed import GivenRows
+from libs.models.interface.results import ExtractResult
+from libs.models.interface.sequences import GeneratedIds, InputSequence, YieldPoint
+from libs.models.interface.work import (
     CancelCheck,
-    GeneratedIds,
     GenerationWork,
-    InputSequence,
     Part,
     TextWork,
     Turn,
-    YieldPoint,
     items_as_parts,
 )
+from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.spec import Config
+from libs.models.text.checks import need_work
+from libs.models.text.tokenising.renderer import rendered, rendered_text, special_tokens
+from libs.models.text.tokenising.tokenizer import load_tokenizer
+from libs.models.weights import TensorFile
 
 MAX_TOKENS: Final = 8192
 """Maximum tokens of a prompt and its answer together."""
@@ -65,7 +63,8 @@ FIELD: Final = "text.instruction"
 _MARKS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("idefics3", "smolvlm"), tiles.MARK),
     **dict.fromkeys(
-        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), f"<|vision_start|>{smart.MARK}<|vision_end|>"
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"),
+        f"<|vision_start|>{smart.MARK}<|vision_end|>",
     ),
     "glm_ocr": glm.TEXT,
     "lighton_ocr": lighton.MARK,
@@ -259,8 +258,7 @@ class ConversationReader:
         self, work: GenerationWork, check_cancelled: CancelCheck
     ) -> tuple[list[InputSequence], object]:
         """Implement `Reader.prepare`. The `input` of a sequence is `Asked`."""
-        if not isinstance(work, TextWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, TextWork, self._card)
         if work.region is not None:
             raise TaskNotSupported(f"{self._card.model} reads whole images", field="text.region")
         if work.text_kind == "ocr_regions":

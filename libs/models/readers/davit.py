@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from libs.models.interface.sequences import YieldPoint, never_yield
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import Activation, Config
-from libs.models.work import YieldPoint, never_yield
 
 _MAX_NUMBER: Final = 4096
 _MAX_WINDOW: Final = 64

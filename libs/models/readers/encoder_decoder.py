@@ -26,33 +26,26 @@ from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.families import bart
 from libs.models.generation.grammars import fits
 from libs.models.generation.reader import refuse_chat, refuse_sampling, refuse_schema
-from libs.models.images.detection.building import fill, on_meta
+from libs.models.images.detection.building import fill
 from libs.models.images.detection.swin import Swin, SwinSpec, map_sizes, rename
 from libs.models.images.families import deit, vit
 from libs.models.images.families.family import TowerSpec
 from libs.models.images.loading import read_processing as read_patch_processing
 from libs.models.images.patches import PatchEmbedding, PatchSpec
 from libs.models.images.processing import ImageProcessing
+from libs.models.interface.packed import Packed
+from libs.models.interface.results import Extraction, ExtractResult
+from libs.models.interface.sequences import GeneratedIds, InputRows, InputSequence, YieldPoint
+from libs.models.interface.work import CancelCheck, GenerationWork, TextWork, items_as_parts
 from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.meta import on_meta
 from libs.models.layers.spec import Config
-from libs.models.packed import Packed
 from libs.models.readers import donut
 from libs.models.readers.pixels import Tower, read_input_image
-from libs.models.results import Extraction, ExtractResult
-from libs.models.text.checks import unsupported
+from libs.models.text.checks import need_work
 from libs.models.text.registry import prepare
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
-from libs.models.work import (
-    CancelCheck,
-    GeneratedIds,
-    GenerationWork,
-    InputRows,
-    InputSequence,
-    TextWork,
-    YieldPoint,
-    items_as_parts,
-)
 
 MODEL_TYPE: Final = "vision-encoder-decoder"
 _KEYS: Final = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
@@ -299,8 +292,7 @@ class EncoderDecoderReader:
     def prepare(
         self, work: GenerationWork, check_cancelled: CancelCheck
     ) -> tuple[list[InputSequence], object]:
-        if not isinstance(work, TextWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, TextWork, self._card)
         refuse_schema(work, self._card)
         refuse_chat(work, self._card)
         refuse_sampling(work, self._card)

@@ -23,10 +23,14 @@ from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.families import bart
 from libs.models.generation.reader import refuse_chat, refuse_sampling, refuse_schema
-from libs.models.images.detection.building import fill, on_meta, processor_values
+from libs.models.images.detection.building import fill, processor_values
 from libs.models.images.processing import ImageProcessing
+from libs.models.interface.packed import Packed
+from libs.models.interface.results import Extraction, ExtractResult, Region
+from libs.models.interface.sequences import GeneratedIds, InputRows, InputSequence, YieldPoint
+from libs.models.interface.work import CancelCheck, GenerationWork, RegionsWork, items_as_parts
+from libs.models.layers.meta import on_meta
 from libs.models.layers.spec import Config
-from libs.models.packed import Packed
 from libs.models.readers.davit import Davit, DavitSpec, Projector, rename
 from libs.models.readers.florence_tasks import (
     BANNED,
@@ -38,19 +42,8 @@ from libs.models.readers.florence_tasks import (
     parse_regions,
 )
 from libs.models.readers.pixels import Tower, read_input_image
-from libs.models.results import Extraction, ExtractResult, Region
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
-from libs.models.work import (
-    CancelCheck,
-    GeneratedIds,
-    GenerationWork,
-    InputRows,
-    InputSequence,
-    RegionsWork,
-    YieldPoint,
-    items_as_parts,
-)
 
 _FRAME: Final = ("<s>", "</s>", "<pad>")
 _INCOMPLETE: Final = "�"  # the tokenizer's output for the first bytes of a character

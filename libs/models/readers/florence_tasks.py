@@ -14,8 +14,8 @@ from typing import Final, Literal
 import numpy as np
 
 from libs.errors import InvalidInput
-from libs.models.results import Region
-from libs.models.work import TextWork
+from libs.models.interface.results import Region
+from libs.models.interface.work import TextWork
 
 BINS: Final = 1000
 REGION_FIELD: Final = "text.region"

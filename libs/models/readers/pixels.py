@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from libs.errors import TaskNotSupported
 from libs.models.images.decoding import decoding
 from libs.models.images.processing import ImageProcessing
-from libs.models.work import Parts, YieldPoint
+from libs.models.interface.sequences import YieldPoint
+from libs.models.interface.work import Parts
 
 MAX_BATCH_IMAGES: Final = 8
 """Images of one forward of an encoder. A larger number only takes more memory."""

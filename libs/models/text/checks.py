@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from libs.catalog.card import DOCUMENT_PROMPTS, Card, Task
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.models.work import (
+from libs.models.interface.work import (
     ClassifyWork,
     EncodeWork,
     EntitiesWork,
+    ModelWork,
     RegionsWork,
     RelationsWork,
     ScoreWork,
@@ -20,6 +21,7 @@ from libs.models.work import (
     parts_of,
 )
 
+W = TypeVar("W", bound=ModelWork)
 _TASKS: dict[type[Work], Task] = {
     EncodeWork: "encode",
     ScoreWork: "score",
@@ -94,6 +96,13 @@ def unsupported(work: Work, card: Card) -> TaskNotSupported:
     caller raises it.
     """
     return TaskNotSupported(f"{card.model} cannot {_VERBS[_TASKS[type(work)]]}", field="model")
+
+
+def need_work(work: Work, kind: type[W], card: Card) -> W:
+    """Return the work, which must be of this kind. Raises TaskNotSupported for another."""
+    if not isinstance(work, kind):
+        raise unsupported(work, card)
+    return work
 
 
 def known_labels(labels: Sequence[str], card: Card, path: str) -> None:

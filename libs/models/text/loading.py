@@ -17,15 +17,17 @@ from libs.catalog.checkpoint.files import Config, need_config
 from libs.catalog.checkpoint.tasks import OwnAdapters, read_own_adapters
 from libs.errors import InvalidInput, ModelBroken
 from libs.kernels.linear import int8 as kernels
-from libs.models.backbone import Backbone
-from libs.models.loaded.peft import Names
-from libs.models.loaded.tasks import without_parametrizations
-from libs.models.loaded.tiers import copying
-from libs.models.packed_model import PackedModel
-from libs.models.precision import int8
-from libs.models.processor import Processor, finish_rows, prepare_parts
-from libs.models.results import EncodeResult, Result
-from libs.models.source import Source
+from libs.models.interface.processor import Processor, finish_rows, prepare_parts
+from libs.models.interface.results import EncodeResult, Result
+from libs.models.interface.sequences import Output, Prepared
+from libs.models.interface.source import Source
+from libs.models.interface.work import CancelCheck, EncodeWork, ModelWork
+from libs.models.runtime.backbone import Backbone
+from libs.models.runtime.loaded.peft import Names
+from libs.models.runtime.loaded.tasks import without_parametrizations
+from libs.models.runtime.loaded.tiers import copying
+from libs.models.runtime.packed_model import PackedModel
+from libs.models.runtime.precision import int8
 from libs.models.text.checks import refuse_parts
 from libs.models.text.parts import Built, Parts
 from libs.models.text.registry import build_encoder, default_dtype, names_of
@@ -33,7 +35,6 @@ from libs.models.text.tokenising.tokenizer import failing
 from libs.models.text.tokens import TokenProcessor
 from libs.models.text.windows.processor import WindowedProcessor
 from libs.models.weights import HeadRule, TensorFile
-from libs.models.work import CancelCheck, EncodeWork, ModelWork, Output, Prepared
 
 log = logging.getLogger(__name__)
 

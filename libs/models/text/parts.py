@@ -12,11 +12,11 @@ from torch import Tensor
 
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import need_config
-from libs.models.backbone import Backbone
-from libs.models.head import ModelHead
+from libs.models.interface.head import ModelHead
+from libs.models.interface.processor import Processor
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
-from libs.models.processor import Processor
+from libs.models.runtime.backbone import Backbone
 from libs.models.text.tokenising.settings import has_segments
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer

@@ -12,11 +12,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from libs.catalog.checkpoint.files import shortened
 from libs.errors import ModelBroken
 from libs.kernels.linear.packed import PackedLinear, has_bfloat16
 from libs.models import weights
 from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.meta import on_meta
 from libs.models.layers.spec import Config
 from libs.models.text.families.bert import (
     albert,
@@ -162,7 +162,7 @@ def build_encoder(
 
     Args:
         int8: Linear layers keep the stored weights, and compute with them in float32 until they are
-            quantised (`libs/models/precision/int8.py`).
+            quantised (`libs/models/runtime/precision/int8.py`).
     """
     encoder, family = empty_encoder(Config(config))
     state = weights.load(
@@ -192,20 +192,7 @@ def names_of(config: Mapping[str, object]) -> tuple[Mapping[str, Rule], tuple[st
 def empty_encoder(config: Config) -> tuple[PackedEncoder, Family]:
     """Return the encoder that config.json describes, on the meta device, and its family."""
     family = _family_of(config)
-    try:
-        with torch.device("meta"):
-            encoder = family.build(config)
-    except (
-        ArithmeticError,
-        LookupError,
-        MemoryError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise ModelBroken(
-            shortened(f"config.json: the encoder cannot be built: {error}")
-        ) from error
+    encoder = on_meta(lambda: family.build(config), "encoder")
     if encoder.max_positions < 1:
         raise ModelBroken("config.json: max_position_embeddings leaves no position for a token")
     return encoder, family

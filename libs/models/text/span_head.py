@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from libs.models.head import ModelHead
+from libs.models.interface.head import ModelHead
 from libs.models.text.heads.modules import dense_layers
 from libs.models.text.heads.spans import SpanHead
 from libs.models.text.parts import Parts

@@ -17,18 +17,18 @@ from tokenizers import Encoding, Tokenizer
 from libs import tokens
 from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput
-from libs.models.results import DetokenizeResult, Result, Tokenization, TokenizeResult
-from libs.models.text.tokenising.cutting import sliced
-from libs.models.text.tokenising.text import run_of_ones, too_long
-from libs.models.text.tokenising.tokenizer import failing
-from libs.models.work import (
+from libs.models.interface.results import DetokenizeResult, Result, Tokenization, TokenizeResult
+from libs.models.interface.sequences import Prepared
+from libs.models.interface.work import (
     CancelCheck,
     DetokenizeWork,
-    Prepared,
     TokenizeWork,
     TokenWork,
     Truncation,
 )
+from libs.models.text.tokenising.cutting import sliced
+from libs.models.text.tokenising.text import run_of_ones, too_long
+from libs.models.text.tokenising.tokenizer import failing
 
 _NONE = np.zeros(0, np.uint32)
 

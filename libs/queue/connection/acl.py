@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from libs.queue.keys import LAYOUT, STREAMED_CHANNEL, WAKEUP_CHANNEL
+from libs.queue.keys import FLEET_KEYS, LAYOUT, STREAMED_CHANNEL, WAKEUP_CHANNEL
 
 _BOTH: Final = (
     *("info", "ping", "select", "time"),
-    "cluster|slots",  # only on a cluster
+    *("asking", "cluster|slots"),  # only on a cluster
     "evalsha",
     *("subscribe", "unsubscribe", "publish"),
     *("del", "get", "pexpire", "set"),
@@ -26,6 +26,8 @@ _BOTH: Final = (
     *("zadd", "zcard", "zrange", "zrangebyscore", "zrem", "zremrangebyscore", "zscore"),
 )
 _ROUTER: Final = (
+    # Shard channels, on a cluster of Redis 7 or Valkey; Redis 6.2 does not know their commands.
+    "@pubsub",
     "script|load",
     *("exists", "hexists", "hincrby", "hkeys", "hlen", "hsetnx"),
     *("blpop", "lpop", "rpush", "xadd"),
@@ -39,7 +41,7 @@ class User:
 
     name: str
     commands: tuple[str, ...]
-    """Commands in lower case, subcommands as `command|subcommand`."""
+    """Commands in lower case, subcommands as `command|subcommand`, categories as `@category`."""
     keys: tuple[str, ...]
     """Key patterns."""
     channels: tuple[str, ...] = (WAKEUP_CHANNEL,)
@@ -79,27 +81,7 @@ SCHEDULER: Final = User(
     tuple(sorted(_BOTH)),
     (
         LAYOUT,
-        *(
-            f"v1:{{fleet}}:{part}"
-            for part in (
-                "workers",
-                "changes",
-                "gone",
-                "heard",
-                "usage",
-                "disks",
-                "disk_tags",
-                "generation",
-                "counter",
-                "cards",
-                "card_changes",
-                "failures",
-                "strikes",
-                "leader",
-                "fences",
-                "notes",
-            )
-        ),
+        *FLEET_KEYS,
         *("v1:{fleet}:claim:*", "v1:{fleet}:orders:*"),
         "v1:{*}:lanes",
         *(f"v1:{{*}}:lane:*:{part}" for part in ("i", "b", "meta")),

@@ -5,6 +5,9 @@ share its connections, so there is one line for scripts a master. When a master 
 (MOVED), fails, or is replaced, the topology is read again from any node, and the clients of the tag
 continue at the new master.
 
+While a slot moves key by key, ASK is followed for commands and scripts of one key. Scripts of
+several keys fail (TRYAGAIN) unless all their keys are in one place.
+
 redis-py's RedisCluster is not used: it has no pipelined connection, sends ASKING and its command on
 different connections, and fails at once when all connections are in use (redis-py 8.1).
 """
@@ -74,9 +77,7 @@ _SLOW_COST: Final = 3
 _FAILED: Final = (RedisConnectionError, RedisTimeoutError, ClusterDownError, ReadOnlyError)
 """Errors of a master that is unavailable, has lost the cluster, or has become a replica."""
 _MIGRATING: Final = (AskError, TryAgainError)
-"""Errors while the keys of a slot move one by one. MovedError, a subclass of AskError, is handled
-before it.
-"""
+"""Errors while the keys of a slot move one by one, and MovedError, a subclass of AskError."""
 _DEMOTED: Final = "UNBLOCKED"
 """The error of a blocking command at a master that has become a replica."""
 _BEYOND: Final = (
@@ -104,7 +105,11 @@ class ClusterRedis(PipelinedRedis):
         self.connection_pool = server.pool
 
     async def execute_command(self, *args: Any, **options: Any) -> Reply:
-        return await self.topology.follow(self, partial(super().execute_command, *args, **options))
+        return await self.topology.follow(
+            self,
+            partial(super().execute_command, *args, **options),
+            lambda target: target.execute_command(*args, **options),  # type: ignore[no-untyped-call]
+        )
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
         return _ClusterPipeline(self, transaction, shard_hint)
@@ -114,13 +119,31 @@ class ClusterRedis(PipelinedRedis):
         await self.topology.aclose()
 
     async def _call(self, *command: Any) -> Reply:
-        return await self.topology.follow(self, partial(self._send, hiredis.pack_command(command)))
+        return await self.topology.follow(
+            self,
+            partial(self._send, hiredis.pack_command(command)),
+            lambda target: target.execute_command(*command),  # type: ignore[no-untyped-call]
+        )
 
     async def _send(self, packed: bytes) -> Reply:
         line = self.server.line
         if line is None or line.error is not None:
             line = await self.server.open()
         return await line.send(packed)
+
+
+class _AskingRedis(Redis):
+    """A client of a master that is receiving the keys of a slot one by one. It serves the keys that
+    have moved only to commands that follow ASKING.
+    """
+
+    async def _send_command_parse_response(
+        self, conn: Any, command_name: Any, *args: Any, **options: Any
+    ) -> Reply:
+        await conn.send_command("ASKING")
+        await conn.read_response()
+        await conn.send_command(*args)
+        return await self.parse_response(conn, command_name, **options)
 
 
 class _ClusterPipeline(Pipeline):
@@ -133,13 +156,21 @@ class _ClusterPipeline(Pipeline):
         self._client = client
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
-        attempt = partial(self._attempt, list(self.command_stack), raise_on_error)
-        return await self._client.topology.follow(self._client, attempt)
+        commands = list(self.command_stack)
+        return await self._client.topology.follow(
+            self._client,
+            partial(self._attempt, commands, raise_on_error),
+            lambda _: self._execute_each(commands),
+        )
 
     async def _attempt(self, commands: list[Any], raise_on_error: bool) -> list[Any]:
         self.command_stack = list(commands)
         self.connection_pool = self._client.connection_pool
         return await super().execute(raise_on_error)
+
+    async def _execute_each(self, commands: list[Any]) -> list[Any]:
+        """Execute each command where its key is, because some keys of the slot have moved."""
+        return [await self._client.execute_command(*args, **options) for args, options in commands]
 
 
 class ClusterTopology:
@@ -194,22 +225,32 @@ class ClusterTopology:
         """
         return [PipelinedRedis.for_server(server) for server in self.servers]
 
-    async def follow(self, client: ClusterRedis, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def follow(
+        self,
+        client: ClusterRedis,
+        attempt: Callable[[], Awaitable[T]],
+        ask: Callable[[Redis], Awaitable[T]],
+    ) -> T:
         """Await the attempt, and again after errors that a change of the topology explains. Raises
         the last error.
+
+        Args:
+            ask: The attempt at the given master, which has the key while the slot moves.
         """
+        target: Redis | None = None
         pauses, failures = ExponentialWithJitterBackoff(base=0.01, cap=0.2), 0
         loop = asyncio.get_running_loop()
         while True:
             server, begin = client.server, loop.time()
             try:
-                return await attempt()
+                return await (attempt() if target is None else ask(target))
             except RedisError as error:
                 failures += _SLOW_COST if loop.time() - begin > _SLOW_FAILURE_SECONDS else 1
                 if failures > _CLUSTER_RETRIES or not _is_followed(error):
                     raise
-                await self._recover(error, server)
-            await asyncio.sleep(pauses.compute(failures))
+                target = await self._recover(error, server)
+            if target is None:
+                await asyncio.sleep(pauses.compute(failures))
 
     async def refresh(self, avoid: Address | None = None) -> None:
         """Read the topology; concurrent callers share one read.
@@ -228,17 +269,22 @@ class ClusterTopology:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def _recover(self, error: RedisError, server: Server) -> None:
-        """Prepare the next attempt after `server` failed or refused a call."""
+    async def _recover(self, error: RedisError, server: Server) -> Redis | None:
+        """Prepare the next attempt after `server` failed or refused a call. Returns the client for
+        that attempt if another master must be asked.
+        """
         address = self._address(server)
-        if isinstance(error, MovedError):
+        if isinstance(error, AskError):
             master = (error.host or (address or self._seeds[0])[0], error.port)
             self._check(master)
+            if not isinstance(error, MovedError):
+                return _AskingRedis(connection_pool=self._server(master).pool)
             if (client := self._clients.get(error.slot_id)) is not None:
                 client.move_to(self._server(master))
             self._start_reading()  # other slots have moved, too
-        elif not isinstance(error, _MIGRATING):
+        elif not isinstance(error, TryAgainError):
             await self.refresh(avoid=address)
+        return None
 
     def _start_reading(self, avoid: Address | None = None) -> asyncio.Task[None]:
         if self._reading is None or self._reading.done():

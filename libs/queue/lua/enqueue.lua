@@ -57,7 +57,6 @@ end
 write('HSET', payload, payloads)
 write('HSET', owner, owners)
 write('HSET', tenant_of, names)
-if #names > 0 then call('PEXPIRE', tenant_of, DAY) end    -- routers from before 2026-11-22 do not remove it
 count('queued', added_tokens)
 count('enqueued', added)
 count('enqueued_tokens', added_tokens)

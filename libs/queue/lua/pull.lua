@@ -135,7 +135,6 @@ jobs[1], answer[3] = sum, sum
 call('ZADD', leases, now + lease_ms, batch_id)
 call('HSET', batches, batch_id, cmsgpack.pack(jobs))
 write('HSET', holders, held)
-call('PEXPIRE', holders, DAY)    -- routers from before 2026-11-22 do not remove it
 count('leased', sum)
 -- Virtual time never decreases, though requeued jobs have old tags.
 if interactive_last and tonumber(interactive_last) > tonumber(state[1] or 0) then call('HSET', meta, 'vi', interactive_last) end

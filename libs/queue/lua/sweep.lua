@@ -37,11 +37,6 @@ if complete then
       if not live[id] and finish({ id })[1] then expired = expired + 1 end
     end
   end
-  -- Routers from before 2026-11-22 leave ended jobs in `holders` and `tenant_of`. Dropping both
-  -- costs little: a cancellation takes two seconds longer, a slow worker's answer after its lease
-  -- expired is lost, or a job waits for the next pull that excludes no tenant.
-  if call('HLEN', holders) > call('HLEN', payload) then call('DEL', holders) end
-  if call('HLEN', tenant_of) > call('HLEN', payload) then call('DEL', tenant_of) end
   call('HSET', meta, 'queued', queued, 'leased', leased)
 end
 count('expired', expired)

@@ -28,6 +28,13 @@ _ANSWERS: Final = (
 )
 
 
+def truncated_inputs(reply: Any) -> int:
+    """Return how many texts, queries and labels of an answer's request were cut."""
+    if not isinstance(reply, _ANSWERS):
+        return 0
+    return int(reply.usage.truncated_items + reply.usage.truncated_query)
+
+
 @dataclass(slots=True)
 class Cost:
     """The verb and usage of a request.
@@ -68,6 +75,5 @@ class Cost:
         usage = reply.usage
         self.input_tokens += usage.input_tokens
         self.output_tokens += usage.output_tokens
-        cut = usage.truncated_items + usage.truncated_query
-        self.truncated_inputs = max(self.truncated_inputs, cut)
+        self.truncated_inputs = max(self.truncated_inputs, truncated_inputs(reply))
         self.seconds = tuple(map(add, self.seconds, _SECONDS(reply.timings)))

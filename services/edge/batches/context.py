@@ -62,11 +62,17 @@ class QuotaExceeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a request, whom a router has just identified."""
+    """The caller of a request, whom a router has just identified.
+
+    Attributes:
+        tenant: The tenant that the caller named; empty if its credential has only one.
+        identified: The tenant, as the router identified it.
+    """
 
     store: TenantStore
     tenant: str
     needs_token: bool
+    identified: str
 
 
 class Credentials:
@@ -158,7 +164,7 @@ class Context:
         if needs_token:
             self._credentials.keep(key, kept)
         named = next((str(value) for name, value in kept if name == TENANT_HEADER), "")
-        return Caller(self.store.tenant(key), named, needs_token)
+        return Caller(self.store.tenant(key), named, needs_token, tenant)
 
     async def credential(self, key: str, tenant: str, *, needs_token: bool) -> Metadata | None:
         """Return the metadata with which requests of a batch are sent; None until the tenant has

@@ -384,7 +384,8 @@ def result_line(identity: str, custom_id: str, executed: Executed) -> bytes:
     if executed.status >= 400:
         error = {"code": _code(executed), "message": executed.message}
     head = json_of({"id": identity, "custom_id": custom_id})[:-1]
-    response = json_of({"status_code": executed.status, "request_id": identity})[:-1]
+    cut = {"truncated_inputs": executed.truncated_inputs} if executed.truncated_inputs else {}
+    response = json_of({"status_code": executed.status, "request_id": identity, **cut})[:-1]
     return b'%b,"response":%b,"body":%b},"error":%b}\n' % (
         head,
         response,

@@ -1,4 +1,6 @@
-"""Finds batches that no edge runs, claims and runs some of them, and deletes expired files."""
+"""Finds batches, and work of other kinds, that no edge runs, claims and runs some of it, and
+deletes expired files.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from shoal.bulk.failures import StorageError
 
@@ -22,6 +24,8 @@ from services.edge.batches.runner import CANCEL, Execute, Runner
 from services.edge.batches.store import TenantStore
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 SCAN_SECONDS: Final = 3.0
 MIN_SCAN_SECONDS: Final = 0.2
@@ -37,12 +41,101 @@ UNCOMMITTED_SECONDS: Final = 60
 """The age at which the name of a batch without a record is deleted: its edge died in between."""
 
 
+class Record(Protocol):
+    """The record of a piece of work, such as a batch."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def needs_token(self) -> bool: ...
+
+    @property
+    def expires_at(self) -> float: ...
+
+    @property
+    def is_ended(self) -> bool: ...
+
+
+class Work(Protocol):
+    """Runs a piece of work that this edge has claimed."""
+
+    is_preempted: bool
+
+    @property
+    def record(self) -> Record: ...
+
+    def cancel(self, at: int) -> None: ...
+
+    def preempt(self) -> None: ...
+
+    async def run(self) -> None: ...
+
+
+class Kind(Protocol):
+    """A kind of work that edges claim by its name in `active`. `find` and `clean` block."""
+
+    def is_id(self, identity: str) -> bool:
+        """Return whether an id is of this kind."""
+
+    def find(self, key: str, identity: str) -> Record | None:
+        """Return a record of a tenant, by the tenant's key. Raises StorageError."""
+
+    def work(self, key: str, record: Record, lease: Lease) -> Work:
+        """Return what runs a piece of work."""
+
+    def clean(self, key: str, now: float) -> None:
+        """Delete what has expired. Raises StorageError."""
+
+
+class _Batches:
+    """The batches of OpenAI's API."""
+
+    def __init__(
+        self,
+        context: Context,
+        execute: Execute,
+        gate: Gate,
+        max_line_bytes: int,
+        max_seconds: float,
+    ) -> None:
+        self._context, self._execute, self._gate = context, execute, gate
+        self._max_line_bytes, self._max_seconds = max_line_bytes, max_seconds
+
+    def is_id(self, identity: str) -> bool:
+        return BATCH_ID.fullmatch(identity) is not None
+
+    def find(self, key: str, identity: str) -> BatchRecord | None:
+        return self._context.store.tenant(key).batch(identity)
+
+    def work(self, key: str, record: Record, lease: Lease) -> Runner:
+        assert isinstance(record, BatchRecord)  # noqa: S101  # for the type checker
+        return Runner(
+            self._context,
+            self._context.store.tenant(key),
+            record,
+            lease,
+            execute=self._execute,
+            gate=self._gate,
+            max_line_bytes=self._max_line_bytes,
+            max_seconds=self._max_seconds,
+        )
+
+    def clean(self, key: str, now: float) -> None:
+        seconds = self._context.settings.expiry_seconds
+        self._context.store.tenant(key).delete_expired(now, seconds)
+
+
 class Manager:
-    """Runs the batches of an edge.
+    """Runs the batches of an edge, and its work of other kinds.
 
     Args:
-        max_line_bytes: The maximum size of a line.
-        max_seconds: The maximum deadline of a request.
+        max_line_bytes: The maximum size of a line of a batch.
+        max_seconds: The maximum deadline of a request of a batch.
+        kinds: Other kinds of work, which share the slots of batches and the turns of tenants.
     """
 
     def __init__(
@@ -52,16 +145,18 @@ class Manager:
         *,
         max_line_bytes: int,
         max_seconds: float,
+        kinds: Sequence[Kind] = (),
     ) -> None:
-        self._context, self._execute = context, execute
-        self._max_line_bytes, self._max_seconds = max_line_bytes, max_seconds
+        self._context = context
         self._gate = Gate(context.settings.in_flight)
+        batches = _Batches(context, execute, self._gate, max_line_bytes, max_seconds)
+        self._kinds: tuple[Kind, ...] = (batches, *kinds)
         self._wakeup = asyncio.Event()
         # The state: leases of other edges, running batches with their tasks and the times of their
         # starts, the times until which batches wait after a failure, and the time of the last start
         # of each tenant. Batches are known by their names in `active`.
         self._observed = Observed()
-        self._runners: dict[str, Runner] = {}
+        self._runners: dict[str, Work] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._starts: dict[str, float] = {}
         self._waits: dict[str, float] = {}
@@ -75,12 +170,17 @@ class Manager:
     @property
     def active(self) -> int:
         """The number of batches that this edge runs."""
-        return len(self._tasks)
+        return sum(1 for identity in self._runners if BATCH_ID.fullmatch(identity))
 
     @property
     def in_flight(self) -> int:
         """The number of requests of batches that were sent and are not answered."""
         return self._gate.in_flight
+
+    def records(self, kind: type[R]) -> list[R]:
+        """Return the records of a type of the work that this edge runs. Any thread may call it."""
+        found = [runner.record for runner in list(self._runners.values())]
+        return [record for record in found if isinstance(record, kind)]
 
     def wake(self) -> None:
         """Look for batches now: one was created, or a token has arrived."""
@@ -88,6 +188,11 @@ class Manager:
 
     def running(self, identity: str) -> Runner | None:
         """Return the runner of a batch that this edge runs."""
+        found = self.work_of(identity)
+        return found if isinstance(found, Runner) else None
+
+    def work_of(self, identity: str) -> Work | None:
+        """Return what runs a piece of work, if this edge does."""
         return self._runners.get(identity)
 
     def cancel(self, identity: str, at: int) -> None:
@@ -117,7 +222,7 @@ class Manager:
         active = await self._context.io(self._context.store.active)
         names = await self._context.io(active.names)
         generations = latest_generations(names)
-        markers = [name for name in names if BATCH_ID.fullmatch(name.partition(".")[2])]
+        markers = [name for name in names if self._kind(name) is not None]
         self._observed.forget_others(markers)
         self._waits = {name: self._waits[name] for name in markers if name in self._waits}
         tenants = {_tenant(name) for name in markers}
@@ -169,15 +274,22 @@ class Manager:
     async def _is_runnable(self, name: str) -> bool:
         """Return whether a batch would run if this edge claimed it."""
         key, _, identity = name.partition(".")
-        store = self._context.store.tenant(key)
-        record = await self._context.io(store.batch, identity)
+        store, kind = self._context.store.tenant(key), self._kind(name)
+        record = await self._context.io(kind.find, key, identity) if kind is not None else None
         return record is not None and not record.is_ended and await self._can_run(store, record)
+
+    def _kind(self, name: str) -> Kind | None:
+        """Return the kind of a name in `active`; None of those that this edge does not run."""
+        identity = name.partition(".")[2]
+        return next((kind for kind in self._kinds if kind.is_id(identity)), None)
 
     async def _claim(self, name: str, generation: int) -> None:
         """Run a batch if it has a credential and no other edge claims it first."""
         key, _, identity = name.partition(".")
-        store = self._context.store.tenant(key)
-        record = await self._context.io(store.batch, identity)
+        store, kind = self._context.store.tenant(key), self._kind(name)
+        if kind is None:
+            return
+        record = await self._context.io(kind.find, key, identity)
         if record is None:
             if created_at(identity) + UNCOMMITTED_SECONDS <= time.time():
                 await self._context.io(store.deactivate, identity)
@@ -189,26 +301,17 @@ class Manager:
         if lease is None:
             return
         # Another edge may have saved or ended the batch before this one claimed it.
-        record = await self._context.io(store.batch, identity)
+        record = await self._context.io(kind.find, key, identity)
         if record is None or record.is_ended:
             await self._context.io(store.deactivate, identity)
             await self._context.io(lease.delete)
             return
-        runner = Runner(
-            self._context,
-            store,
-            record,
-            lease,
-            execute=self._execute,
-            gate=self._gate,
-            max_line_bytes=self._max_line_bytes,
-            max_seconds=self._max_seconds,
-        )
+        runner = kind.work(key, record, lease)
         self._runners[identity] = runner
         self._starts[name] = self._turns[key] = time.monotonic()
         self._tasks[name] = asyncio.create_task(self._run(name, runner, lease))
 
-    async def _can_run(self, store: TenantStore, record: BatchRecord) -> bool:
+    async def _can_run(self, store: TenantStore, record: Record) -> bool:
         """Return whether requests of a batch can be sent, or it ends without any."""
         found = await self._context.credential(
             store.key, record.tenant, needs_token=record.needs_token
@@ -218,7 +321,7 @@ class Manager:
         data = await self._context.io(store.data, record.id)
         return await self._context.io(data.read, CANCEL) is not None
 
-    async def _run(self, name: str, runner: Runner, lease: Lease) -> None:
+    async def _run(self, name: str, runner: Work, lease: Lease) -> None:
         identity = runner.record.id
         try:
             await runner.run()
@@ -255,9 +358,8 @@ class Manager:
         while True:
             try:
                 for store in await self._context.io(self._context.store.tenants):
-                    await self._context.io(
-                        store.delete_expired, time.time(), self._context.settings.expiry_seconds
-                    )
+                    for kind in self._kinds:
+                        await self._context.io(kind.clean, store.key, time.time())
             except StorageError as error:
                 log.warning("expired files are kept", extra=fields({"error": str(error)}))
             except Exception:

@@ -12,7 +12,7 @@ from services.edge.dialects.openai import OPENAI
 from services.edge.intake.served import Serve, ServedRequest
 from services.edge.messages.base import Answer, HttpError, Received, Route
 
-_PAGE: Final = {
+PAGE: Final = {
     "after": "The id of the last object of the page before.",
     "limit": "The maximum number of objects.",
 }
@@ -100,26 +100,29 @@ def _decode_nothing(received: Received) -> Answer:
     raise HttpError("NO_SUCH_ROUTE", "this route is served without a decoder")
 
 
-def _route(method: str, path: str, summary: str, answer: Any, **more: Any) -> Route:
+def served_route(method: str, path: str, summary: str, answer: Any, **more: Any) -> Route:
+    """Return a route that is served by a handler and not by a dialect."""
     return Route(method, path, OPENAI, _decode_nothing, summary, answer=answer, **more)
 
 
 _FORM: Final = {"body": BatchesUpload, "body_media_type": "multipart/form-data"}
 _ORDER: Final = {
-    **_PAGE,
+    **PAGE,
     "order": "asc or desc, by the time of creation.",
     "purpose": "batch or batch_output.",
 }
 ROUTES: Final = (
-    _route("POST", "/v1/files", "Uploads the input of a batch", BatchesFile, **_FORM),
-    _route("GET", "/v1/files", "Lists files", BatchesFilePage, query=_ORDER),
-    _route("GET", "/v1/files/{file_id}", "Describes a file", BatchesFile),
-    _route("DELETE", "/v1/files/{file_id}", "Deletes a file", BatchesDeleted),
-    _route("GET", "/v1/files/{file_id}/content", "Downloads a file", bytes),
-    _route("POST", "/v1/batches", "Starts a batch of requests", BatchesBatch, body=BatchRequest),
-    _route("GET", "/v1/batches", "Lists batches", BatchesPage, query=_PAGE),
-    _route("GET", "/v1/batches/{batch_id}", "Describes a batch", BatchesBatch),
-    _route("POST", "/v1/batches/{batch_id}/cancel", "Ends a batch early", BatchesBatch),
+    served_route("POST", "/v1/files", "Uploads the input of a batch", BatchesFile, **_FORM),
+    served_route("GET", "/v1/files", "Lists files", BatchesFilePage, query=_ORDER),
+    served_route("GET", "/v1/files/{file_id}", "Describes a file", BatchesFile),
+    served_route("DELETE", "/v1/files/{file_id}", "Deletes a file", BatchesDeleted),
+    served_route("GET", "/v1/files/{file_id}/content", "Downloads a file", bytes),
+    served_route(
+        "POST", "/v1/batches", "Starts a batch of requests", BatchesBatch, body=BatchRequest
+    ),
+    served_route("GET", "/v1/batches", "Lists batches", BatchesPage, query=PAGE),
+    served_route("GET", "/v1/batches/{batch_id}", "Describes a batch", BatchesBatch),
+    served_route("POST", "/v1/batches/{batch_id}/cancel", "Ends a batch early", BatchesBatch),
 )
 
 

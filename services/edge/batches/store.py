@@ -47,7 +47,7 @@ CACHED_RECORD_BYTES: Final = 512
 ORPHAN_SECONDS: Final = 86_400
 """The age at which data without a record is deleted."""
 ACTIVE: Final = "active"
-_RECORDS: Final = "records"
+RECORDS: Final = "records"
 _END: Final = ".end.json"
 _JSON: Final = ".json"
 _TENANT: Final = re.compile(r"t-[0-9a-f]{32}")
@@ -329,7 +329,7 @@ class TenantStore:
         return any(self._read(identity + _JSON, FileRecord) for identity in files)
 
     def _records(self) -> Place:
-        return self._store.folder(self.key, _RECORDS)
+        return self._store.folder(self.key, RECORDS)
 
     def _names(self, prefix: str) -> list[str]:
         """Return the ids of all records with a prefix, oldest first."""
@@ -360,7 +360,7 @@ class TenantStore:
         try:
             return msgspec.json.decode(content, type=kind)
         except msgspec.MsgspecError as error:
-            raise StorageError(f"{self.key}/{_RECORDS}/{name} is damaged: {error}") from error
+            raise StorageError(f"{self.key}/{RECORDS}/{name} is damaged: {error}") from error
 
 
 class Content:

@@ -40,8 +40,7 @@ def check_host(headers: Mapping[str, str], names: Collection[str]) -> None:
         return
     text = (
         f"the console does not answer for the host {given[:100]!r}: open it as http://127.0.0.1, "
-        "or add the name to "
-        "SHOAL_CONSOLE_HOSTS"
+        "or add the name to SHOAL_CONSOLE_HOSTS"
     )
     raise HttpError("PERMISSION_DENIED", text, field="host", status=421)
 

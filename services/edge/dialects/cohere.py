@@ -258,8 +258,7 @@ def _kinds(requested: list[str] | None) -> list[str]:
             raise invalid(
                 (
                     f"{field}: uint8 needs an offset per vector, which this format cannot carry: "
-                    "use "
-                    "int8 or float"
+                    "use int8 or float"
                 ),
                 field,
             )

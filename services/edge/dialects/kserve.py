@@ -306,8 +306,7 @@ class _InferCall:
             raise invalid(
                 (
                     f"parameters.scale is {options.scale!r}; it must be logit or probability, or "
-                    "be "
-                    "omitted"
+                    "be omitted"
                 ),
                 "parameters.scale",
             )

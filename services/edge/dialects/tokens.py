@@ -250,8 +250,7 @@ def check_results(texts: Sequence[str], reply: pb.TokenizeResponse) -> None:
                 "INTERNAL",
                 (
                     "the mesh answered a text with tokens that have no places, or places beyond "
-                    "the "
-                    "text"
+                    "the text"
                 ),
             )
 

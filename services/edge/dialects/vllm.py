@@ -502,9 +502,8 @@ def _sides(request: PairsIn) -> tuple[list[str], list[str], tuple[str, str]]:
         if len(first) not in (1, len(second)):
             raise invalid(
                 (
-                    f"{left} has {len(first)} texts and {right} {len(second)}: there must be "
-                    "one, or "
-                    "as many"
+                    f"{left} has {len(first)} texts and {right} {len(second)}: there must be one, "
+                    "or as many"
                 ),
                 left,
             )

@@ -141,15 +141,13 @@ class Reservation:
         if address.bytes + size > free * ADDRESS_FACTOR:
             raise _full(
                 "requests in flight from this address use the memory limit of one address: send "
-                "fewer at "
-                "a time"
+                "fewer at a time"
             )
         if self._of_tenant is not None:
             if self._of_tenant.bytes + size > free:
                 raise _full(
                     "requests in flight of this tenant use the memory limit of one tenant: send "
-                    "fewer at "
-                    "a time"
+                    "fewer at a time"
                 )
         elif (
             address.unidentified_bytes + size

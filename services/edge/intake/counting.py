@@ -101,8 +101,7 @@ def _check(count: Count) -> None:
                 "TOO_LARGE",
                 (
                     f"the body has more than {limit:,} {what}, which is the limit: send fewer "
-                    "items "
-                    "at a time"
+                    "items at a time"
                 ),
             )
 

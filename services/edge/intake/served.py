@@ -60,6 +60,7 @@ class Executed:
     Attributes:
         reason: The error's reason; empty for an answer.
         retry_after: Seconds; None if a retry would fail too.
+        truncated_inputs: Texts, queries and labels of which tokens were cut.
     """
 
     status: int
@@ -69,3 +70,4 @@ class Executed:
     retry_after: float | None = None
     input_tokens: int = 0
     output_tokens: int = 0
+    truncated_inputs: int = 0

@@ -33,11 +33,12 @@ from libs.serving.security.authentication import uris_of
 from libs.serving.server import guarded_server, listen
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import REQUEST_ID, fields
+from services.edge.activity.cost import truncated_inputs
 from services.edge.asgi import State
 from services.edge.credentials import Trust, metadata_of, request_id_of, seconds_of, trace_of
 from services.edge.dialects.tei_v1 import CODES, SERVICES, Batch
 from services.edge.intake.reading import UNIDENTIFIED_BODY_BYTES, Intake, Payer
-from services.edge.messages.base import HttpError, MeshCall, Received
+from services.edge.messages.base import TRUNCATED_INPUTS_HEADER, HttpError, MeshCall, Received
 from services.edge.messages.names import Names
 from services.edge.routers import Routers
 
@@ -248,6 +249,7 @@ class TeiServer:
                 )
             except ShoalError as error:
                 raise HttpError.from_error(error, step) from None
+            call.note_truncated(reply)
             step = (
                 await asyncio.to_thread(step.convert, reply)
                 if size > UNIDENTIFIED_BODY_BYTES
@@ -297,6 +299,7 @@ class _Call:
         self.request_id = new_request_id()
         self._begin = time.monotonic()
         self._headers: dict[str, str] = {}
+        self._truncated = 0
 
     def begin(self) -> None:
         """Parse the headers. Raises HttpError for invalid ones."""
@@ -313,6 +316,14 @@ class _Call:
         self._payer = intake.payer(_address(self.context.peer()), metadata)
         self.metadata = metadata + trace_of(self._headers, "")
         await self._payer.identify()
+
+    def note_truncated(self, reply: Any) -> None:
+        """Report texts that were cut in the call's trailing metadata, as HTTP does in a header."""
+        cut = truncated_inputs(reply)
+        if cut:
+            self._truncated += cut
+            name = TRUNCATED_INPUTS_HEADER.decode()
+            self.context.set_trailing_metadata(((name, str(self._truncated)),))
 
     async def hold(self, size: int) -> None:
         """Charge a message's memory like that of HTTP bodies. Raises HttpError."""

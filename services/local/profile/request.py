@@ -23,7 +23,7 @@ from libs.models import (
     StructureWork,
     Work,
 )
-from libs.models.work import DetokenizeWork, TextWork, TokenizeWork, parts_of
+from libs.models.interface.work import DetokenizeWork, TextWork, TokenizeWork, parts_of
 from services.local.mesh import running
 from services.local.settings import Settings
 

@@ -189,8 +189,7 @@ def issue_all(
         raise InvalidInput(
             (
                 f"{trust_domain!r} is not a trust domain: it may contain only a-z, 0-9, '.', '_' "
-                "and "
-                "'-'"
+                "and '-'"
             ),
             field="trust-domain",
         )

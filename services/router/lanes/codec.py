@@ -42,6 +42,7 @@ _Request = TypeVar(
     pb.TokenizeRequest,
     pb.DetokenizeRequest,
 )
+_Lists = TypeVar("_Lists", pb.ExtractResponse, pb.TokenizeResponse, pb.DetokenizeResponse)
 _Message = TypeVar("_Message", tensor_pb2.Tensor, tensor_pb2.Ragged, tensor_pb2.SparseMatrix)
 
 _ITEM_BYTES: Final[Mapping[int, int]] = {
@@ -407,47 +408,36 @@ def merge_score(parts: Sequence[Response], top_n: int) -> pb.ScoreResponse:
 
 def merge_extract(parts: list[Response]) -> pb.ExtractResponse:
     """Merge answers as merge_encode does. Empties `parts`."""
-    answers = _all_of(pb.ExtractResponse, parts)
-    parts.clear()
-    if len(answers) == 1:
-        return answers[0]
-    merged = pb.ExtractResponse(
-        model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers)
-    )
-    answers.reverse()
-    while answers:
-        merged.results.extend(answers.pop().results)
-    return merged
+    return _merge_lists(pb.ExtractResponse, parts, "results")
 
 
 def merge_tokenize(parts: list[Response]) -> pb.TokenizeResponse:
     """Merge answers as merge_encode does. Empties `parts`."""
-    answers = _all_of(pb.TokenizeResponse, parts)
-    parts.clear()
-    if len(answers) == 1:
-        return answers[0]
-    merged = pb.TokenizeResponse(
-        model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers)
-    )
-    merged.max_tokens = min(answer.max_tokens for answer in answers)
-    answers.reverse()
-    while answers:
-        merged.results.extend(answers.pop().results)
+    max_tokens = min(answer.max_tokens for answer in _all_of(pb.TokenizeResponse, parts))
+    merged = _merge_lists(pb.TokenizeResponse, parts, "results")
+    merged.max_tokens = max_tokens
     return merged
 
 
 def merge_detokenize(parts: list[Response]) -> pb.DetokenizeResponse:
     """Merge answers as merge_encode does. Empties `parts`."""
-    answers = _all_of(pb.DetokenizeResponse, parts)
+    return _merge_lists(pb.DetokenizeResponse, parts, "texts")
+
+
+def _merge_lists(kind: type[_Lists], parts: list[Response], field: str) -> _Lists:
+    """Merge answers by concatenating their lists in `field`. Empties `parts`, and drops each answer
+    once it is copied.
+    """
+    answers = _all_of(kind, parts)
     parts.clear()
     if len(answers) == 1:
         return answers[0]
-    merged = pb.DetokenizeResponse(
+    merged = kind(
         model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers)
     )
     answers.reverse()
     while answers:
-        merged.texts.extend(answers.pop().texts)
+        getattr(merged, field).extend(getattr(answers.pop(), field))
     return merged
 
 

@@ -128,9 +128,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 self._dispatcher.streamed(part)
             else:
                 elsewhere.setdefault(part.router, worker_pb2.DeltasRequest()).deltas.append(part)
+        forwarded = 0
         for router_id, parts in elsewhere.items():
-            await self._lanes.publish_streamed(router_id, parts.SerializeToString())
-        return worker_pb2.DeltasResponse()
+            message = parts.SerializeToString()
+            forwarded += len(message)
+            await self._lanes.publish_streamed(router_id, message)
+        return worker_pb2.DeltasResponse(forwarded_bytes=forwarded)
 
     async def Heartbeat(
         self,

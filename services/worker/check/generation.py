@@ -17,8 +17,8 @@ import torch
 from libs.catalog.overrides import Overrides
 from libs.errors import TaskNotSupported
 from libs.models import ExtractResult, GeneratedIds, Model, Prepared, load_served_model
-from libs.models.precision.samples import generation_work
-from libs.models.work import never_cancelled
+from libs.models.interface.work import never_cancelled
+from libs.models.runtime.precision.samples import generation_work
 from services.worker.check.explain import Test
 
 TESTED_ANSWER_TOKENS: Final = 16

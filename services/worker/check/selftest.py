@@ -32,11 +32,11 @@ from libs.models import (
     is_finite,
     load_model,
 )
-from libs.models.precision import int8
-from libs.models.precision.agreement import cosine, vector
-from libs.models.precision.int8 import Answered, answered
-from libs.models.precision.samples import TEXTS, works
-from libs.models.work import DetokenizeWork
+from libs.models.interface.work import DetokenizeWork
+from libs.models.runtime.precision import int8
+from libs.models.runtime.precision.agreement import cosine, vector
+from libs.models.runtime.precision.int8 import Answered, answered
+from libs.models.runtime.precision.samples import TEXTS, works
 from services.worker.check.explain import Test
 
 RELATIVE_ERROR = 1e-5

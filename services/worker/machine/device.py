@@ -18,9 +18,9 @@ from libs.errors import InvalidInput
 from libs.kernels import native
 from libs.kernels.linear import int8
 from libs.models import Model, load_served_model
-from libs.models.graphs.cuda import CudaCapture
-from libs.models.graphs.graphs import Graphs, Owner
-from libs.models.loaded.tiers import sharing
+from libs.models.runtime.graphs.cuda import CudaCapture
+from libs.models.runtime.graphs.graphs import Graphs, Owner
+from libs.models.runtime.loaded.tiers import sharing
 from libs.models.text.registry import default_dtype
 from services.worker.settings import Settings
 

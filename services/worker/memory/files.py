@@ -237,8 +237,10 @@ class ModelFiles:
         is_adapter: bool = False,
     ) -> Copy:
         """Return the directory of a model or adapter in the store. Raises ShoalError;
-        ModelUnreachable lists the searched folders.
+        ModelUnreachable lists the searched folders, and a published model that is not served is
+        refused before it is fetched.
         """
+        self._catalog.refuse_unserved(name)
         try:
             return store.get(self._catalog.pinned_id(name), on_progress, is_adapter=is_adapter)
         except ModelUnreachable as error:

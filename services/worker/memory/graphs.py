@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol, get_args, runtime_checkable
 
-from libs.models.graphs.graphs import Event, Graphs, Owner
+from libs.models.runtime.graphs.graphs import Event, Graphs, Owner
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.machine.device import Device

@@ -17,7 +17,7 @@ from typing import Final, Protocol, runtime_checkable
 import numpy as np
 
 from libs.models import GeneratedIds, Model, Output, SparseRow
-from libs.models.output_cache import CachedOutput, FindOutput
+from libs.models.interface.output_cache import CachedOutput, FindOutput
 from libs.telemetry import metrics
 from services.worker.memory.budget import Claim, Ledger, Size
 

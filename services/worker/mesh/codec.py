@@ -50,8 +50,7 @@ from libs.models import (
     Truncation,
     Work,
 )
-from libs.models.documents import DocumentFile
-from libs.models.results import (
+from libs.models.interface.results import (
     Chunks,
     DetokenizeResult,
     Field,
@@ -59,7 +58,7 @@ from libs.models.results import (
     TokenizeResult,
     TokenLogprob,
 )
-from libs.models.work import (
+from libs.models.interface.work import (
     CancelCheck,
     Chunking,
     ChunkMethod,
@@ -75,6 +74,7 @@ from libs.models.work import (
     in_slices,
     never_cancelled,
 )
+from libs.models.runtime.documents import DocumentFile
 from libs.serving.calls.status import MAX_FIELD, MAX_MESSAGE
 from libs.versions import WIRE_VERSION
 

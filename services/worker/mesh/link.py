@@ -207,11 +207,11 @@ class Link:
             else:
                 return response.accepted
 
-    async def send_deltas(self, request: worker_pb2.DeltasRequest) -> None:
+    async def send_deltas(self, request: worker_pb2.DeltasRequest) -> worker_pb2.DeltasResponse:
         """Send texts on the stream of the current router. Raises NoCapacity on failure."""
         address = self._addresses[self._current]
         try:
-            await self._send(address, _DELTAS, request, COMPLETE_SECONDS)
+            return await self._send(address, _DELTAS, request, COMPLETE_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise NoCapacity(f"{address}: {error.code().name} {error.details()}") from error
 

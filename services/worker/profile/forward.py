@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from libs.errors import TaskNotSupported
 from libs.models import PackedModel, Work
-from libs.models.precision.samples import works
+from libs.models.runtime.precision.samples import works
 from libs.store import Copy
 from services.worker.machine.device import open_device
 from services.worker.profile.ranges import named_parts

@@ -18,7 +18,7 @@ from libs.models import (
     StructureWork,
     Work,
 )
-from libs.models.work import EntitiesWork, RegionsWork, TextWork, TokenWork
+from libs.models.interface.work import EntitiesWork, RegionsWork, TextWork, TokenWork
 
 TextsWork = (
     EncodeWork

@@ -220,6 +220,12 @@ def test_result_has_the_answer_as_an_object() -> None:
     }
 
 
+def test_result_counts_texts_that_were_cut() -> None:
+    executed = Executed(200, b'{"data":[]}', truncated_inputs=2)
+    found = json.loads(lines.result_line("batch_req_1", "a", executed))
+    assert found["response"]["truncated_inputs"] == 2
+
+
 def test_failed_result_has_status_body_and_code() -> None:
     body = b'{"error":{"code":"model_not_found","message":"no"}}'
     executed = Executed(404, body, "MODEL_NOT_FOUND", "no")

@@ -618,7 +618,8 @@ def request(place: Place, manifest: Manifest, wanted: Literal["pause", "cancel"]
 
 
 def _part(number: int, name: str, content: Content, attempt: int) -> Part:
-    return Part(number, name, content.rows, content.failed, content.tokens, content.sha256, attempt)
+    counts = (content.rows, content.failed, content.tokens, content.truncated)
+    return Part(number, name, *counts, content.sha256, attempt)
 
 
 def _is_transient(error: ShoalError) -> bool:

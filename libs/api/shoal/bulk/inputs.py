@@ -1,12 +1,14 @@
 """Reads the input of a job as a stream of chunks of a fixed number of rows.
 
 Memory is bounded by the chunk: Parquet files are read by pages, whatever the size of their row
-groups, and lines of JSON one by one. The rows of several files are numbered as if the files were
-one, so a chunk may have rows of several.
+groups, and lines of JSON and rows of CSV one by one. The rows of several files are numbered as if
+the files were one, so a chunk may have rows of several.
 """
 
 from __future__ import annotations
 
+import codecs
+import csv
 import io
 import itertools
 import json
@@ -16,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final, Protocol
 
 from shoal.bulk.failures import JobError, StorageError
-from shoal.bulk.matching import is_parquet
+from shoal.bulk.matching import DELIMITERS, InputFormat, format_of
 from shoal.bulk.places import opened
 from shoal.bulk.spec import InputFile, InputVersion, Recipe
 
@@ -25,6 +27,8 @@ _BUFFER_BYTES: Final = 1 << 20
 _FOOTER_THREADS: Final = 8
 """Threads that read the footers of Parquet files."""
 
+_Row = tuple[dict[str, object], str]
+"""The fields of a row, and the problem of one that has none."""
 IsWanted = Callable[[int], bool]
 """Returns whether a chunk must be read, by its number."""
 
@@ -72,8 +76,12 @@ class Source(Protocol):
 
 def source_of(version: InputVersion, recipe: Recipe) -> Source:
     """Open an input by the suffix of its files. Raises JobError."""
-    kind = ParquetSource if is_parquet(version.files[0].uri) else LineSource
-    return kind(version.files, recipe)
+    kinds: dict[InputFormat, Callable[[Sequence[InputFile], Recipe], Source]] = {
+        "Parquet": ParquetSource,
+        "JSON lines": LineSource,
+        "CSV": TableSource,
+    }
+    return kinds[format_of(version.files[0].uri)](version.files, recipe)
 
 
 class _ReadFiles:
@@ -275,16 +283,21 @@ class _ClosingFile:
         self._stream.close()
 
 
+def _check_names(uri: str, names: Sequence[str], recipe: Recipe) -> None:
+    """Raise JobError if a column is missing, or if several have its name."""
+    for name in recipe.columns:
+        if names.count(name) != 1:
+            found = "no column" if name not in names else "several columns"
+            raise JobError(
+                f"the input {uri} has {found} {name!r}; its columns are {', '.join(names)}"
+            )
+
+
 def _check_columns(uri: str, schema: Any, recipe: Recipe) -> None:
     """Raise JobError if a column is missing, or one of texts has another type."""
     from pyarrow import types
 
-    for name in recipe.columns:
-        if schema.names.count(name) != 1:
-            found = "no column" if name not in schema.names else "several columns"
-            raise JobError(
-                f"the input {uri} has {found} {name!r}; its columns are {', '.join(schema.names)}"
-            )
+    _check_names(uri, schema.names, recipe)
     for name in filter(None, (recipe.text, recipe.query_column)):
         kind = schema.field(name).type
         kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -307,48 +320,54 @@ class LineSource(_ReadFiles):
         return int(self._rows * size / self._bytes) if self._bytes else None
 
     def chunks(self, wanted: IsWanted) -> Iterator[Chunk]:
-        lines = self._lines()
+        rows = self._all_rows()
         for number in itertools.count():
-            found = list(itertools.islice(lines, self._recipe.chunk_rows))
+            found = list(itertools.islice(rows, self._recipe.chunk_rows))
             if not found:
                 return
             if wanted(number):
                 yield self._chunk(number, found)
 
-    def _lines(self) -> Iterator[bytes]:
+    def _all_rows(self) -> Iterator[bytes | _Row]:
         self._rows = self._bytes = 0
         for file in self._files:
             self._read.append(file)
-            with opened(file.uri) as raw, io.BufferedReader(raw, _BUFFER_BYTES) as lines:  # type: ignore[type-var]
-                yield from self._lines_of(lines, file.uri)
+            for row in self._rows_of(file.uri):
+                self._rows += 1
+                yield row
 
-    def _lines_of(self, file: io.BufferedIOBase, uri: str) -> Iterator[bytes]:
-        for number in itertools.count(1):
-            try:
-                line = file.readline(MAX_LINE_BYTES + 1)
-            except OSError as error:
-                raise StorageError(f"the input {uri} cannot be read: {error}") from error
-            if len(line) > MAX_LINE_BYTES:
-                raise JobError(
-                    f"line {number:,} of {uri} is longer than {MAX_LINE_BYTES >> 20} MiB"
-                )
-            if not line:
-                return
-            self._rows, self._bytes = self._rows + 1, self._bytes + len(line)
-            yield line
+    def _rows_of(self, uri: str) -> Iterator[bytes | _Row]:
+        """Yield the rows of a file; those of JSON are parsed when they are needed."""
+        return self._lines_of(uri)
 
-    def _chunk(self, number: int, lines: Sequence[bytes]) -> Chunk:
+    def _lines_of(self, uri: str) -> Iterator[bytes]:
+        with opened(uri) as raw, io.BufferedReader(raw, _BUFFER_BYTES) as file:  # type: ignore[type-var]
+            for number in itertools.count(1):
+                try:
+                    line = file.readline(MAX_LINE_BYTES + 1)
+                except OSError as error:
+                    raise StorageError(f"the input {uri} cannot be read: {error}") from error
+                if len(line) > MAX_LINE_BYTES:
+                    raise JobError(
+                        f"line {number:,} of {uri} is longer than {MAX_LINE_BYTES >> 20} MiB"
+                    )
+                if not line:
+                    return
+                self._bytes += len(line)
+                yield line
+
+    def _chunk(self, number: int, found: Sequence[bytes | _Row]) -> Chunk:
         recipe, rows = self._recipe, _Texts(self._recipe)
         kept: dict[str, list[object]] = {name: [] for name in recipe.keep}
-        for line in lines:
-            fields, problem = _parsed(line)
+        for row in found:
+            fields, problem = _parsed(row) if isinstance(row, bytes) else row
             rows.add(fields.get(recipe.text), fields.get(recipe.query_column), problem)
             for name, values in kept.items():
                 values.append(fields.get(name))
         return rows.chunk(number, kept)
 
 
-def _parsed(line: bytes) -> tuple[dict[str, object], str]:
+def _parsed(line: bytes) -> _Row:
     """Return the fields of a line, or the problem of one that is not an object."""
     try:
         value = json.loads(line)
@@ -357,3 +376,38 @@ def _parsed(line: bytes) -> tuple[dict[str, object], str]:
     if not isinstance(value, dict):
         return {}, f"the line is not a JSON object but {type(value).__name__}"
     return value, ""
+
+
+class TableSource(LineSource):
+    """Rows of .csv and .tsv files below a header. All values are texts; blank lines are ignored."""
+
+    def __init__(self, files: Sequence[InputFile], recipe: Recipe) -> None:
+        super().__init__(files, recipe)
+        csv.field_size_limit(MAX_LINE_BYTES)  # The default, 128 Ki, is shorter than documents.
+        next(self._rows_of(files[0].uri), None)  # A wrong header is reported before the job starts.
+
+    def _rows_of(self, uri: str) -> Iterator[_Row]:
+        lines = map(_decoded_line, self._lines_of(uri), itertools.count())
+        delimiter = DELIMITERS[uri[uri.rindex(".") :].lower()]
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        try:
+            names = next(reader, [])
+            _check_names(uri, names, self._recipe)
+            for row in filter(None, reader):
+                if len(row) == len(names):
+                    yield dict(zip(names, row, strict=True)), ""
+                else:
+                    yield {}, f"the row has {len(row)} columns; the header has {len(names)}"
+        except csv.Error as error:
+            raise JobError(
+                f"line {reader.line_num:,} of {uri} is not a row of a table: {error}"
+            ) from error
+
+
+def _decoded_line(line: bytes, number: int) -> str:
+    """Return a line of a table. Bytes that are not UTF-8 become half surrogates, so that only their
+    row fails.
+    """
+    if number == 0:
+        line = line.removeprefix(codecs.BOM_UTF8)  # Excel writes one.
+    return line.decode(errors="surrogateescape")

@@ -38,6 +38,7 @@ class Part:
     Attributes:
         rows: Number of input rows.
         failed: Number of them with an error.
+        truncated: Number of rows with a text that was cut; of a retry, those that it sent.
         attempt: 0, or the number of the retry of failed rows that wrote it.
     """
 
@@ -46,6 +47,7 @@ class Part:
     rows: int
     failed: int
     tokens: int
+    truncated: int
     sha256: str
     attempt: int = 0
 
@@ -84,6 +86,7 @@ class Manifest:
     rows: int = 0
     failed: int = 0
     tokens: int = 0
+    truncated: int = 0
 
     def add(self, part: Part) -> None:
         """Record a part; it replaces an earlier one of its chunk."""
@@ -93,6 +96,7 @@ class Manifest:
         self.parts[part.chunk] = part
         self.rows, self.failed = self.rows + part.rows, self.failed + part.failed
         self.tokens += part.tokens
+        self.truncated += part.truncated
 
     def name_of(self, chunk: int, rows: int, attempt: int = 0) -> str:
         """Return the name of a chunk's part."""
@@ -164,6 +168,7 @@ class Manifest:
                 "rows": self.rows,
                 "failed_rows": self.failed,
                 "tokens": self.tokens,
+                "truncated_rows": self.truncated,
                 "parts": len(self.parts),
             },
             "created_at": self.created_at,
@@ -214,4 +219,5 @@ def _from_json(values: Mapping[str, Any]) -> Manifest:
     for part in values["parts"]:
         found.add(Part(**part))
     found.tokens = values["counts"]["tokens"]
+    found.truncated = values["counts"]["truncated_rows"]
     return found

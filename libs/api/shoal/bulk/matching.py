@@ -7,19 +7,26 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from shoal.bulk.failures import JobError
-from shoal.bulk.places import found_below, local_path, version_of
+from shoal.bulk.places import found_below, kind_of, local_path, version_of
 from shoal.bulk.spec import InputFile, InputVersion
 
 MAX_INPUT_FILES: Final = 10_000
-PARQUET: Final = (".parquet",)
-JSON_LINES: Final = (".jsonl", ".ndjson")
-_SUFFIXES: Final = (*PARQUET, *JSON_LINES)
+DELIMITERS: Final[Mapping[str, str]] = {".csv": ",", ".tsv": "\t"}
+"""The separator of the cells of a table with a header, by the suffix of its file."""
+InputFormat = Literal["Parquet", "JSON lines", "CSV"]
+_FORMATS: Final[Mapping[str, InputFormat]] = {
+    ".parquet": "Parquet",
+    ".jsonl": "JSON lines",
+    ".ndjson": "JSON lines",
+    **dict.fromkeys(DELIMITERS, "CSV"),
+}
+_SUFFIXES: Final = tuple(_FORMATS)
 
 
 def input_of(uri: str) -> InputVersion:
@@ -32,53 +39,80 @@ def input_of(uri: str) -> InputVersion:
             f"the input {uri} has {len(files):,} files, and at most {MAX_INPUT_FILES:,} are "
             "allowed: run several jobs, or merge files"
         )
-    if len({is_parquet(file.uri) for file in files}) > 1:
+    formats = sorted({format_of(file.uri) for file in files})
+    if len(formats) > 1:
         raise JobError(
-            f"the input {uri} has Parquet files and files of JSON lines: name those of one format "
-            "by a pattern such as docs/*.parquet"
+            f"the input {uri} has files of several formats, {' and '.join(formats)}: name those of "
+            "one by a pattern such as docs/*.parquet"
         )
     tag = files[0].tag if [file.uri for file in files] == [uri] else _digest(files)
     return InputVersion(uri, sum(file.size for file in files), tag, tuple(files))
 
 
-def is_parquet(uri: str) -> bool:
-    """Return whether a file is read as Parquet. Raises JobError for another suffix."""
-    name = uri.lower()
-    if not name.endswith(_SUFFIXES):
-        raise JobError(f"the input {uri} must end in {', '.join(_SUFFIXES)}")
-    return name.endswith(PARQUET)
+def format_of(uri: str) -> InputFormat:
+    """Return the format of a file by its suffix. Raises JobError for another suffix."""
+    for suffix, name in _FORMATS.items():
+        if uri.lower().endswith(suffix):
+            return name
+    raise JobError(f"the input {uri} must end in {', '.join(_SUFFIXES)}")
 
 
 def _files(uri: str) -> list[InputFile]:
     path = local_path(uri)
-    is_pattern = glob.has_magic(uri) and (path is None or not path.exists())
     if path is None:
-        if not is_pattern and uri.lower().endswith(_SUFFIXES):
-            return [version_of(uri)]
-        found: Iterator[InputFile] = iter(found_below(uri, is_pattern=is_pattern))
-    elif path.is_dir():
-        found = (version_of(str(one)) for one in path.rglob("*") if one.is_file())
-    elif is_pattern:
-        # `**` follows links: a file that has several names is read once, by the shortest of them.
-        names = [Path(name) for name in glob.glob(str(path), recursive=True)]
-        names.sort(key=lambda name: (len(name.parts), name), reverse=True)
-        files_by_target = {name.resolve(): name for name in names if name.is_file()}
-        found = (version_of(str(one)) for one in files_by_target.values())
-    else:
+        return _objects(uri)
+    if path.is_dir():
+        root, found = uri.rstrip("/"), (one for one in path.rglob("*") if one.is_file())
+    elif path.exists() or not glob.has_magic(uri):
         return [version_of(uri)]
-    files = sorted(found, key=lambda file: file.uri)
-    if is_pattern:  # It names its files, so that those of another format are an error.
-        return [file for file in files if _is_visible(file.uri.removeprefix(_fixed(uri)))]
-    root = uri.rstrip("/")
-    return [
-        file
-        for file in files
-        if _is_visible(file.uri.removeprefix(root)) and file.uri.lower().endswith(_SUFFIXES)
-    ]
+    else:
+        base, pattern = _divided(path)
+        # `**` follows links: a file that has several names is read once, by the shortest of them.
+        names = [base / name for name in glob.glob(pattern, root_dir=base, recursive=True)]
+        names.sort(key=lambda name: (len(name.parts), name), reverse=True)
+        # It names its files, so that those of another format are an error.
+        files = {name.resolve(): name for name in names if name.is_file()}.values()
+        return _sorted(map(version_of, map(str, files)), str(base))
+    return _readable(_sorted(map(version_of, map(str, found)), root))
+
+
+def _objects(uri: str) -> list[InputFile]:
+    """Return the files of an input in an object store."""
+    kind = kind_of(uri) if glob.has_magic(uri) or uri.lower().endswith(_SUFFIXES) else "directory"
+    if kind == "file":  # Also one with `[` in its name.
+        return [version_of(uri)]
+    if glob.has_magic(uri) and kind != "directory":
+        return _sorted(found_below(uri, is_pattern=True), _fixed(uri))
+    if kind == "":
+        return [version_of(uri)]  # It raises the error of a missing file.
+    return _readable(_sorted(found_below(uri, is_pattern=False), uri.rstrip("/")))
+
+
+def _sorted(files: Iterable[InputFile], root: str) -> list[InputFile]:
+    """Return the visible files below a folder, by name."""
+    found = sorted(files, key=lambda file: file.uri)
+    return [file for file in found if _is_visible(file.uri.removeprefix(root))]
+
+
+def _readable(files: list[InputFile]) -> list[InputFile]:
+    return [file for file in files if file.uri.lower().endswith(_SUFFIXES)]
+
+
+def _divided(path: Path) -> tuple[Path, str]:
+    """Return the folder of a local pattern, and the rest of it. An existing folder is not part of
+    the pattern, even if it has brackets in its name.
+    """
+    parts = path.absolute().parts
+    base = Path(parts[0])
+    for index, part in enumerate(parts[1:], 1):
+        if not (base / part).is_dir():
+            return base, "/".join(parts[index:])
+        base /= part
+    return base, "*"
 
 
 def _fixed(pattern: str) -> str:
-    """Return the folders of a pattern before the first one with a wildcard."""
+    """Return the folders of a URL before the first one with a wildcard."""
     folders = pattern.split("/")
     first = next(index for index, name in enumerate(folders) if glob.has_magic(name))
     return "/".join(folders[:first])

@@ -22,8 +22,9 @@ from shoal.bulk.inputs import Chunk
 from shoal.bulk.kept import column_of, json_value, scalar_json
 from shoal.bulk.sending import Answer
 from shoal.bulk.spec import Recipe
+from shoal.extractions import Extraction
 from shoal.requests.merging import merged_embedding_id
-from shoal.results import EncodeResult, Extraction, ExtractResult, ScoreResult
+from shoal.results import EncodeResult, ExtractResult, ScoreResult
 
 ROW: Final = "row"
 ERROR: Final = "error"
@@ -54,12 +55,14 @@ class Content:
     Attributes:
         rows: Number of input rows; rows of chunked texts are more.
         failed: Number of input rows with an error.
+        truncated: Number of input rows with a text that was cut.
     """
 
     data: bytes
     rows: int
     failed: int
     tokens: int
+    truncated: int = 0
     embedding_id: str = ""
 
     @property
@@ -138,11 +141,13 @@ class PartWriter:
             "shoal.rows": str(len(chunk)),
             "shoal.failed": str(failed),
             "shoal.tokens": str(answer.tokens),
+            "shoal.truncated": str(answer.truncated),
         }
         file = io.BytesIO()
         table = table.replace_schema_metadata({key: value for key, value in noted.items() if value})
         parquet.write_table(table, file, compression="zstd")
-        return Content(file.getvalue(), len(chunk), failed, answer.tokens, embedding_id)
+        counts = (len(chunk), failed, answer.tokens, answer.truncated)
+        return Content(file.getvalue(), *counts, embedding_id)
 
     def _kept(self, chunk: Chunk) -> Any:
         """Return a table of `row` and the kept columns. Raises JobError if a value does not have
@@ -193,7 +198,7 @@ class PartWriter:
         text = "".join(_line(line) + "\n" for line in ordered)
         data = text.encode(errors="replace")  # Kept values may have lone surrogates.
         failed = sum(ERROR in line for line in ordered)
-        return Content(data, len(chunk), failed, answer.tokens)
+        return Content(data, len(chunk), failed, answer.tokens, answer.truncated)
 
     def _source(self, chunk: Chunk, row: int) -> dict[str, object]:
         kept = {
@@ -234,13 +239,14 @@ def read_content(data: bytes, suffix: str) -> Content:
             lines = list(read_lines(data))
             return Content(data, len(lines), sum(ERROR in line for line in lines), 0)
         noted = parquet.ParquetFile(pyarrow.BufferReader(data)).metadata.metadata or {}
-        rows, failed, tokens = (int(noted[f"shoal.{key}".encode()]) for key in _COUNTS)
+        rows, failed, tokens, truncated = (int(noted[f"shoal.{key}".encode()]) for key in _COUNTS)
     except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
         raise JobError(f"a part cannot be read: {error}") from error
-    return Content(data, rows, failed, tokens, noted.get(b"shoal.embedding_id", b"").decode())
+    identity = noted.get(b"shoal.embedding_id", b"").decode()
+    return Content(data, rows, failed, tokens, truncated, identity)
 
 
-_COUNTS: Final = ("rows", "failed", "tokens")
+_COUNTS: Final = ("rows", "failed", "tokens", "truncated")
 
 
 def failed_rows(data: bytes, suffix: str) -> Iterable[dict[str, Any]]:

@@ -324,6 +324,21 @@ def version_of(uri: str) -> InputFile:
         raise StorageError(f"the input {uri} cannot be read: {error}") from error
 
 
+def kind_of(uri: str) -> str:
+    """Return `file` or `directory` for the object at a URL of an object store; empty for neither.
+    Raises StorageError.
+    """
+    try:
+        files, path = _remote(uri)
+        return str(_repeated(partial(_info, files, path))["type"])
+    except StorageError:
+        raise
+    except FileNotFoundError:
+        return ""
+    except Exception as error:
+        raise StorageError(f"the input {uri} cannot be read: {error}") from error
+
+
 def found_below(uri: str, *, is_pattern: bool) -> list[InputFile]:
     """Return the objects that a pattern matches, or those below a prefix. Raises StorageError."""
     try:

@@ -57,6 +57,14 @@ class Answer:
         return sum(result.usage.input_tokens for _, result in self.pieces)
 
     @property
+    def truncated(self) -> int:
+        """The number of rows with a text that was cut; all rows of a query that was cut."""
+        return sum(
+            len(rows) if result.usage.truncated_query else result.usage.truncated_items
+            for rows, result in self.pieces
+        )
+
+    @property
     def revisions(self) -> list[str]:
         """The revisions of the model, each once."""
         found = (result.revision for _, result in self.pieces)

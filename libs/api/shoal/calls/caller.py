@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -123,11 +123,32 @@ class Caller:
 
         return await self._send(self._transport, method.path, send, timeout)
 
-    @contextmanager
-    def streaming(self) -> Iterator[tuple[str, Metadata]]:
-        """Yield the router and the headers for one endless stream, which is not retried. If it is
-        lost, the next stream asks another router.
+    async def stream(
+        self,
+        method: Method[Q, R],
+        request: Q,
+        take: Callable[[R], Iterable[T]],
+        *,
+        seconds: float | None = None,
+    ) -> AsyncGenerator[T]:
+        """Yield what `take` makes of each reply of a server-streaming method. The call is not
+        retried. If the router is lost, the next stream asks another one. Raises ShoalError.
+
+        Args:
+            seconds: None for an endless stream.
         """
+        with self._streaming() as (address, metadata):
+            replies = self._transport.stream(
+                address, method, request, timeout=seconds, metadata=metadata
+            )
+            async with aclosing(replies):
+                async for reply in replies:
+                    for part in take(reply):
+                        yield part
+
+    @contextmanager
+    def _streaming(self) -> Iterator[tuple[str, Metadata]]:
+        """Yield the router and the headers for one stream."""
         address, request_id = self._addresses.current, uuid.uuid4().hex
         try:
             yield address, (("x-request-id", request_id), *ANY_ANSWER, *self._metadata())
@@ -248,27 +269,13 @@ class _Attempt(Generic[Q, R, T]):
 
     async def __call__(self, wire: Wire, address: str, timeout: float, metadata: Metadata) -> T:
         sink = self._plan.sink(self._part)
-        try:
-            if self._stream is not None:
-                await wire.receive(
-                    address,
-                    self._stream,
-                    self._request,
-                    sink.take,
-                    timeout=timeout,
-                    metadata=metadata,
-                )
-                return sink.finish()
-        except ShoalError as error:
-            if (
-                error.code != "UNIMPLEMENTED"
-            ):  # A router that is older than the method is asked by the unary one.
-                raise
-        sink.take(
-            await wire.send(
-                address, self._plan.method, self._request, timeout=timeout, metadata=metadata
+        method, request = self._plan.method, self._request
+        if self._stream is None:
+            sink.take(await wire.send(address, method, request, timeout=timeout, metadata=metadata))
+        else:
+            await wire.receive(
+                address, self._stream, request, sink.take, timeout=timeout, metadata=metadata
             )
-        )
         return sink.finish()
 
 

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from errno import EDQUOT, ENOSPC
 
 import typer
 
@@ -101,17 +100,61 @@ def exit_on_failure() -> Iterator[None]:
         print_error(str(error), [], "")
         raise typer.Exit(1) from None
     except OSError as error:
-        name = error.filename
-        if error.errno in (ENOSPC, EDQUOT) and name is None:  # Files name themselves.
-            name = "stdout"
-            _discard_stdout()
-        # Without the error number.
-        print_error(
-            f"{name}: {error.strerror}" if name and error.strerror else str(error),
-            getattr(error, "__notes__", []),
-            "",
-        )
+        if not _is_of_stdout(error):
+            # Without the error number.
+            print_error(
+                f"{error.filename}: {error.strerror}"
+                if error.filename and error.strerror
+                else str(error),
+                getattr(error, "__notes__", []),
+                "",
+            )
+            raise typer.Exit(1) from None
+        _report_stdout(error)
         raise typer.Exit(1) from None
+
+
+@contextmanager
+def checked_stdout() -> Iterator[None]:
+    """Surround the whole program: exit with status 1 and one line on stderr if stdout cannot be
+    written. That includes pages of help, and output that is still buffered when a command exits.
+    """
+    if sys.stderr is None:  # Closed by the caller; libraries write there without looking.
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        print_error("stdout is closed", [], "")
+        sys.exit(1)
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_stdout()
+        sys.exit(1)
+    except OSError as error:
+        if not _is_of_stdout(error):
+            raise
+        _report_stdout(error)
+        sys.exit(1)
+
+
+def _is_of_stdout(error: OSError) -> bool:
+    """Return whether stdout caused an error: files name themselves, and stdout keeps the output
+    that it could not write, so that it fails again.
+    """
+    if error.filename is not None:
+        return False
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
+def _report_stdout(error: OSError) -> None:
+    print_error(f"stdout: {error.strerror or error}", getattr(error, "__notes__", []), "")
+    _discard_stdout()
 
 
 def _discard_stdout() -> None:

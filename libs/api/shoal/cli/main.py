@@ -10,6 +10,7 @@ import shoal.cli.quiet  # noqa: F401  # before any other import of grpc
 from shoal.cli import help, plugins
 from shoal.cli.bulk import commands as bulk
 from shoal.cli.evaluation import commands as evaluation
+from shoal.cli.failures import checked_stdout
 from shoal.cli.inference import commands as inference
 from shoal.cli.inference import tokens
 from shoal.cli.migration import aliases
@@ -73,7 +74,8 @@ def build() -> typer.Typer:
 
 def main() -> None:
     """Run `shoal` and `python -m shoal`."""
-    build()(prog_name="shoal")
+    with checked_stdout():
+        build()(prog_name="shoal")
 
 
 if __name__ == "__main__":

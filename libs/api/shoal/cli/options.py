@@ -52,9 +52,6 @@ for programs.
 
 C = TypeVar("C", Client, AsyncClient)
 OpenClient = Callable[[], Client]
-ModelId = Annotated[
-    str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 

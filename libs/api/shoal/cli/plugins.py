@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated
 
 import typer
 
 from shoal.cli import help
 from shoal.cli.console import print_error
+from shoal.cli.model_names import complete_local_model
 
 GROUP = "shoal.commands"
 OURS, OTHERS = "Run a mesh", "From other distributions"
@@ -29,7 +31,8 @@ _KNOWN = {
     "models.convert": "Convert a model's torch, GGUF or ONNX weights to safetensors.",
 }
 # All arguments after the name are passed to the command, --help included.
-_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
+_Arguments = Annotated[list[str] | None, typer.Argument(autocompletion=complete_local_model)]
 
 
 def add(app: typer.Typer) -> None:
@@ -62,8 +65,8 @@ def _place(app: typer.Typer, name: str) -> tuple[typer.Typer, str]:
     return app, name
 
 
-def _run(name: str, entry: EntryPoint | None) -> Callable[[typer.Context], None]:
-    def run(context: typer.Context) -> None:
+def _run(name: str, entry: EntryPoint | None) -> Callable[..., None]:
+    def run(context: typer.Context, arguments: _Arguments = None) -> None:
         if entry is None:
             raise _missing(name)
         try:
@@ -78,7 +81,7 @@ def _run(name: str, entry: EntryPoint | None) -> Callable[[typer.Context], None]
             )
             command.command()(function)
         program = f"{context.find_root().info_name} {name}"
-        command(args=context.args, prog_name=program, **help.CONTEXT)
+        command(args=arguments or [], prog_name=program, **help.CONTEXT)
 
     return run
 

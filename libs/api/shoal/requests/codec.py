@@ -18,31 +18,33 @@ import numpy.typing as npt
 from google.protobuf import json_format
 
 from shoal.errors import InternalError
-from shoal.results import (
-    Chunks,
+from shoal.extractions import (
     Classification,
-    DataType,
-    EncodeResult,
     Entity,
     Extraction,
+    LabelScore,
+    PageText,
+    Region,
+    Relation,
+    Structure,
+    TokenLogprob,
+    ToolCall,
+    Value,
+)
+from shoal.results import (
+    Chunks,
+    DataType,
+    EncodeResult,
     ExtractResult,
     Floats,
     Integers,
-    LabelScore,
     Numbers,
-    PageText,
     Ragged,
-    Region,
-    Relation,
     ResolvedAlias,
     ScoreResult,
     Sparse,
-    Structure,
     Timings,
-    TokenLogprob,
-    ToolCall,
     Usage,
-    Value,
     Vectors,
 )
 from shoal.status import (

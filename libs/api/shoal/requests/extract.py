@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from google.protobuf.message import Message
 
 from shoal.errors import InvalidInput
+from shoal.extractions import Delta, ToolCall
 from shoal.options import LongTextOptions, StreamOptions
 from shoal.requests import codec
 from shoal.requests.items import entity_messages, enum_value, item_list, message
 from shoal.requests.merging import merge_extract, with_skipped_extractions
 from shoal.requests.plan import ItemPlan, SingleReply, request_frame
-from shoal.results import Delta, ExtractResult, Skipped, ToolCall
+from shoal.results import ExtractResult, Skipped
 from shoal.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 from shoal.tasks import Classify, Entities, Given, Items, ReadText, Regions, Relations, Task, Turn
 from shoal.transport.methods import EXTRACT

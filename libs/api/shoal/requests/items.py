@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
 import struct
 import sys
@@ -28,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import InvalidInput
-from shoal.results import Entity
+from shoal.extractions import Entity
 from shoal.tasks import Document, Given, Item, Items, Parts, PillowImage
 from shoal.v1 import inference_pb2 as pb
 
@@ -59,12 +60,20 @@ _HEADER: Final = re.compile(
 
 def message(kind: Callable[..., M], /, **values: object) -> M:
     """Return a message. Raises InvalidInput if a value does not fit its field (a negative count, a
-    lone surrogate, a wrong type).
+    lone surrogate, a wrong type), which it names.
     """
     try:
         return kind(**values)
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"an argument does not fit the request: {error}") from None
+        problem = error
+    for name, value in values.items():
+        try:
+            kind(**{name: value})
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(
+                f"{name} is {value!r:.80}, which does not fit the request: {error}", field=name
+            ) from None
+    raise InvalidInput(f"an argument does not fit the request: {problem}")
 
 
 def enum_value(field: str, value: str | None, choices: Mapping[str, E]) -> E | None:
@@ -280,7 +289,10 @@ def _filled(holder: H, path: str, piece: Item) -> H:
         return holder
     if not isinstance(piece, str):
         kinds = "a str, or an image: a Path, the bytes of a file, a PIL.Image or a uint8 array"
-        raise InvalidInput(f"{path} is a {type(piece).__name__}; it must be {kinds}", field=path)
+        found = f"a {type(piece).__name__}"
+        if _is_missing(piece):
+            found = f"{piece!r}, a missing value"
+        raise InvalidInput(f"{path} is {found}; it must be {kinds}", field=path)
     try:
         holder.text = piece
     except ValueError:
@@ -289,6 +301,17 @@ def _filled(holder: H, path: str, piece: Item) -> H:
             field=f"{path}.text",
         ) from None
     return holder
+
+
+def _is_missing(item: object) -> bool:
+    """Return True for None and for the values by which pandas marks missing ones: NaN, NaT and
+    NA.
+    """
+    return (
+        item is None
+        or (isinstance(item, (float, np.floating)) and math.isnan(item))
+        or type(item).__name__ in ("NAType", "NaTType")
+    )
 
 
 def entity_messages(path: str, given: Sequence[Given]) -> list[pb.Entity]:

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import InternalError, ModelChanged
+from shoal.extractions import Extraction
 from shoal.results import (
     Chunks,
     DataType,
     EncodeResult,
-    Extraction,
     ExtractResult,
     Form,
     Integers,

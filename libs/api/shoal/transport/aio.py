@@ -105,9 +105,6 @@ class AsyncTransport:
         timeout: float | None = None,
         metadata: Metadata,
     ) -> AsyncGenerator[R]:
-        """Yield the replies of a server-streaming method; closing the generator cancels the call.
-        Raises ShoalError.
-        """
         self._check_loop()
         pooled = self._channels.acquire(address)
         call = pooled.stream(method)(request, timeout=timeout, metadata=metadata)
@@ -161,8 +158,7 @@ class AsyncTransport:
             self._loop = loop
         if self._loop is not loop:
             raise RuntimeError(
-                "this AsyncClient belongs to another event loop, that of its first call; "
-                "create "
+                "this AsyncClient belongs to another event loop, that of its first call; create "
                 "one client for each event loop"
             )
 

@@ -7,10 +7,19 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Sequence,
+)
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager
+from contextlib import aclosing, contextmanager
 from functools import wraps
+from inspect import signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
@@ -59,6 +68,33 @@ def blocking(
     return call
 
 
+def blocking_stream(
+    verb: Callable[Concatenate[S, P], AsyncGenerator[T]],
+) -> Callable[Concatenate[S, P], Generator[T]]:
+    """Return the method `verb`, an asynchronous generator, as a generator that blocks until it has
+    the next item; signature and documentation are kept.
+    """
+
+    @wraps(verb)
+    def call(client: S, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T]:
+        return _blocking_items(verb(client, *args, **kwargs))
+
+    declared = signature(verb)
+    returns = declared.return_annotation.removeprefix("Async")
+    call.__signature__ = declared.replace(return_annotation=returns)  # type: ignore[attr-defined]
+    return call
+
+
+def _blocking_items(items: AsyncGenerator[T]) -> Generator[T]:
+    try:
+        while True:
+            yield finish(anext(items))
+    except StopAsyncIteration:
+        return
+    finally:
+        finish(items.aclose())
+
+
 class BlockingTransport:
     """A `Transport` that threads may share; a forked child process may not."""
 
@@ -89,13 +125,13 @@ class BlockingTransport:
         timeout: float,
         metadata: Metadata,
     ) -> None:
-        with closing(
+        async with aclosing(
             self.stream(address, method, request, timeout=timeout, metadata=metadata)
         ) as replies:
-            for reply in replies:
+            async for reply in replies:
                 take(reply)
 
-    def stream(
+    async def stream(
         self,
         address: str,
         method: Method[Q, R],
@@ -103,14 +139,12 @@ class BlockingTransport:
         *,
         timeout: float | None = None,
         metadata: Metadata,
-    ) -> Generator[R]:
-        """Yield the replies of a server-streaming method; closing the generator cancels the call.
-        Raises ShoalError.
-        """
+    ) -> AsyncGenerator[R]:
         pooled = self.acquire(address)
         call = pooled.stream(method)(request, timeout=timeout, metadata=metadata)
         try:
-            yield from call
+            for reply in call:
+                yield reply
         except grpc.RpcError as error:
             raise self.failed(pooled, error, address) from None
         finally:
@@ -177,8 +211,7 @@ class BlockingTransport:
     def _check_process(self) -> None:
         if self._process not in (0, os.getpid()):
             raise RuntimeError(
-                "this client was used before the process forked, and connections do not "
-                "survive "
+                "this client was used before the process forked, and connections do not survive "
                 "that; create a new client"
             )
         self._process = os.getpid()

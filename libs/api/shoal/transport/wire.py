@@ -8,7 +8,7 @@ completion in the caller's thread, without an event loop or another thread.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from shoal.transport.methods import Method
@@ -44,6 +44,19 @@ class Wire(Protocol):
 
 class Transport(Wire, Protocol):
     """A Wire with its own channels to routers, opened on first use."""
+
+    def stream(
+        self,
+        address: str,
+        method: Method[Q, R],
+        request: Q,
+        *,
+        timeout: float | None = None,
+        metadata: Metadata,
+    ) -> AsyncGenerator[R]:
+        """Yield the replies of a server-streaming method; closing the generator cancels the call.
+        Raises ShoalError.
+        """
 
     async def gather(
         self,

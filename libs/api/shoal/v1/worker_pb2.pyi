@@ -367,5 +367,7 @@ class JobDelta(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., router: _Optional[str] = ..., batch_id: _Optional[str] = ..., item: _Optional[int] = ..., page: _Optional[int] = ..., offset: _Optional[int] = ..., text: _Optional[str] = ..., chunks: _Optional[bytes] = ...) -> None: ...
 
 class DeltasResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("forwarded_bytes",)
+    FORWARDED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    forwarded_bytes: int
+    def __init__(self, forwarded_bytes: _Optional[int] = ...) -> None: ...

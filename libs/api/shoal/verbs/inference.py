@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 from typing import Unpack
 
 from shoal import results
-from shoal.options import EncodeOptions, LongTextOptions, with_options
-from shoal.requests.encode import EncodePlan, Encoding
+from shoal.extractions import Delta
+from shoal.options import (
+    EncodeOptions,
+    EncodeStreamOptions,
+    LongTextOptions,
+    StreamOptions,
+    with_options,
+)
+from shoal.requests.encode import EncodeParts, EncodePlan, Encoding
 from shoal.requests.extract import ExtractPlan
 from shoal.requests.score import ScorePlan, Scoring
 from shoal.results import DataType, EncodeResult, ExtractResult, Form, ScoreResult
@@ -20,11 +27,13 @@ from shoal.tasks import (
     Given,
     Item,
     Items,
+    ReadText,
     Relations,
     Role,
     Scale,
     Task,
 )
+from shoal.transport.methods import ENCODE_STREAM, EXTRACT_STREAM
 from shoal.verbs.base import ClientBase
 
 
@@ -96,6 +105,47 @@ async def encode(
 
 
 @with_options
+def encode_stream(
+    client: ClientBase,
+    model: str,
+    items: Items,
+    *,
+    role: Role | None = None,
+    instruction: str = "",
+    representations: Form | Sequence[Form] = (),
+    data_type: DataType | None = None,
+    dimensions: int = 0,
+    normalize: bool | None = None,
+    chunking: Chunking | None = None,
+    expect_embedding_id: str = "",
+    **options: Unpack[EncodeStreamOptions],
+) -> AsyncGenerator[EncodeResult]:
+    """Yield vectors as they are computed: of a long text or document in chunks, the first chunks
+    while later pages are read.
+
+    Each `EncodeResult` has the next rows. With `chunking`, `result.chunks[0]` is of item
+    `result.first_item`, and the next result may have more of it; without, row 0 is of that item.
+    The results add up to that of `encode`, which explains the arguments. The call is one request
+    and is not retried. Raises ShoalError.
+    """
+    encoding = Encoding(
+        role,
+        representations,
+        data_type,
+        dimensions,
+        normalize,
+        instruction,
+        chunking=chunking,
+        expect_embedding_id=expect_embedding_id,
+    )
+    parts = EncodeParts(EncodePlan(items, encoding, model, options))
+    seconds = client._caller.seconds(options.get("timeout"))
+    return client._caller.stream(
+        ENCODE_STREAM, parts.request(), lambda reply: [parts.take(reply)], seconds=seconds
+    )
+
+
+@with_options
 async def score(
     client: ClientBase,
     model: str,
@@ -132,6 +182,24 @@ async def extract(
     whole text. Raises ShoalError.
     """
     return await client._caller.run(ExtractPlan(items, task, model, options), options)
+
+
+@with_options
+def extract_stream(
+    client: ClientBase,
+    model: str,
+    items: Items,
+    task: ReadText,
+    **options: Unpack[StreamOptions],
+) -> AsyncGenerator[Delta | ExtractResult]:
+    """Generate text and stream it: yield `Delta`s, and finally the whole `ExtractResult`.
+
+    Models that generate no text, use beam search or return regions yield only the result. The call
+    is one request and is not retried. Raises ShoalError.
+    """
+    plan = ExtractPlan(items, task, model, options)
+    seconds = client._caller.seconds(options.get("timeout"))
+    return client._caller.stream(EXTRACT_STREAM, plan.whole(), plan.written, seconds=seconds)
 
 
 @with_options

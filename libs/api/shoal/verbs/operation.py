@@ -4,6 +4,8 @@ clients get them.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+
 from shoal.requests import codec
 from shoal.status import Mesh, Model, Placement
 from shoal.transport.methods import (
@@ -15,6 +17,7 @@ from shoal.transport.methods import (
     LIST_MODELS,
     LOAD_MODEL,
     PIN_MODEL,
+    WATCH_MESH,
 )
 from shoal.v1 import mesh_pb2, models_pb2
 from shoal.verbs.base import ClientBase, ModelsBase
@@ -41,6 +44,15 @@ async def healthy(client: ClientBase, service: str = "", *, timeout: float | Non
     reports SERVING. Raises ShoalError.
     """
     return await client._caller.unary(HEALTH, service, timeout=timeout)
+
+
+def watch(client: ClientBase, interval_seconds: float = 1.0) -> AsyncGenerator[Mesh]:
+    """Yield the state of the mesh now and after each interval, 0.2 to 60 seconds, as one router
+    sees it. Raises ShoalError when that router is lost; calling `watch` again then asks the next
+    router, if there is one.
+    """
+    request = mesh_pb2.WatchMeshRequest(interval_seconds=interval_seconds)
+    return client._caller.stream(WATCH_MESH, request, lambda reply: [codec.mesh(reply.mesh)])
 
 
 async def list_models(models: ModelsBase, *, timeout: float | None = None) -> list[Model]:

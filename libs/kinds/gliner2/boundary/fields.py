@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from libs.kinds.gliner2.boundary.records import Record, RecordBound, Scores, records_of
 from libs.kinds.gliner2.boundary.spans import Span, disjoint, sent
-from libs.models.results import Field, Structure, Value
-from libs.models.schema import SchemaField, SchemaStructure
+from libs.models.interface.results import Field, Structure, Value
+from libs.models.interface.schema import SchemaField, SchemaStructure
 
 Array = NDArray[np.float32]
 

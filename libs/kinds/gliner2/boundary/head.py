@@ -20,11 +20,11 @@ from libs.kinds.gliner2.boundary.places import Places
 from libs.kinds.gliner2.boundary.record_scorer import MAX_STEPS, RecordScorer, likely_shares, steps
 from libs.kinds.gliner2.boundary.relations import RelationScorer
 from libs.kinds.gliner2.card import Boundary
-from libs.models.head import Array
-from libs.models.packed import Packed, Rows
+from libs.models.interface.head import Array
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import InputSequence, Output, SparseRow
 from libs.models.text.heads.extraction.words import prefix_sums
 from libs.models.text.heads.linear import HeadDot, linear_layer
-from libs.models.work import InputSequence, Output, SparseRow
 
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float32]

@@ -21,11 +21,11 @@ from libs.kinds.gliner2.card import Boundary
 from libs.kinds.gliner2.processor import SchemaNotes, SchemaProcessor, ended
 from libs.kinds.gliner2.schemas import BEFORE_TEXT, THRESHOLD, SchemaPrompt
 from libs.kinds.gliner2.spans.processor import classifications
-from libs.models.results import Entity, Extraction, Relation, Structure
-from libs.models.schema import Schema
+from libs.models.interface.results import Entity, Extraction, Relation, Structure
+from libs.models.interface.schema import Schema
+from libs.models.interface.sequences import Output, SparseRow
 from libs.models.text.processing.answers import sigmoid
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
-from libs.models.work import Output, SparseRow
 
 Array = NDArray[np.float32]
 Numbers = NDArray[np.int64]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from libs.kinds.gliner2.boundary.record_scorer import MAX_STEPS, UNLIKELY, steps
 from libs.kinds.gliner2.spans.processor import AnswerBound
-from libs.models.schema import SchemaStructure
+from libs.models.interface.schema import SchemaStructure
 
 Array = NDArray[np.float32]
 Numbers = NDArray[np.int64]

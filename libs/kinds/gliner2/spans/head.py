@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from libs.kernels.layout import to_device
 from libs.kinds.gliner2.card import Counting
 from libs.kinds.gliner2.spans.counting import MAX_INSTANCES, InstanceQueries, layer
-from libs.models.head import Array
-from libs.models.packed import Packed, Rows
+from libs.models.interface.head import Array
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import InputSequence, Output, SparseRow
 from libs.models.text.heads.extraction.spans import SpanMarker, folded, spans_of
 from libs.models.text.heads.extraction.words import prefix_sums
-from libs.models.work import InputSequence, Output, SparseRow
 
 Ids = NDArray[np.int32]
 _CHUNK_ELEMENTS: Final = 1 << 24  # elements of the spans' hidden layer in memory at a time: 64 MiB

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
+from libs.kinds.gliner2.card import Gliner2
 from libs.kinds.gliner2.processor import SchemaNotes, SchemaProcessor
 from libs.kinds.gliner2.schemas import SchemaPrompt
 from libs.kinds.gliner2.spans.head import Query, SchemaPlaces, SpanTask, queries_of
-from libs.models.results import (
+from libs.models.interface.results import (
     Classification,
     Entity,
     Extraction,
@@ -26,13 +27,13 @@ from libs.models.results import (
     Structure,
     Value,
 )
-from libs.models.schema import Schema, SchemaClassification, SchemaField
+from libs.models.interface.schema import Schema, SchemaClassification, SchemaField
+from libs.models.interface.sequences import Output, SparseRow
 from libs.models.text.heads.extraction.spans import spans_of
 from libs.models.text.processing.answers import best_first, labels_reaching, sigmoid
 from libs.models.text.processing.entities import softmax
 from libs.models.text.processing.extraction.spans import Candidates, disjoint
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
-from libs.models.work import Output, SparseRow
 
 Array = NDArray[np.float32]
 Ids = NDArray[np.int32]
@@ -43,11 +44,11 @@ threshold selects a large number of spans.
 
 
 class StructureProcessor(SchemaProcessor):
-    """The processor of one model. `width` is the longest span in words."""
+    """The processor of one model."""
 
-    def __init__(self, card: Card, frame: WordFrame, width: int) -> None:
+    def __init__(self, card: Card, frame: WordFrame, settings: Gliner2) -> None:
         super().__init__(card, frame)
-        self._width = width
+        self._settings = settings
 
     def places(self, schema: Schema, prompt: SchemaPrompt, framed: Framed) -> SchemaPlaces:
         return _places(prompt, framed)
@@ -56,7 +57,7 @@ class StructureProcessor(SchemaProcessor):
         self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str
     ) -> Extraction:
         row = cast("tuple[Array, Array, SparseRow]", output)
-        return _Answers(text, words, self._width, notes, row, path).extraction()
+        return _Answers(text, words, self._settings, notes, row, path).extraction()
 
 
 def _places(prompt: SchemaPrompt, framed: Framed) -> SchemaPlaces:
@@ -99,14 +100,15 @@ class _Answers:
         self,
         text: str,
         words: Words,
-        width: int,
+        settings: Gliner2,
         notes: SchemaNotes,
         row: tuple[Array, Array, SparseRow],
         path: str,
     ) -> None:
         self._text, self._words, self._notes = text, words, notes
-        self._counts, self._classes, self._found = row
-        self._starts, self._ends = spans_of(len(words), width)
+        self._counts, classes, self._found = row
+        self._classes = classes / np.float32(settings.class_temperature)
+        self._starts, self._ends = spans_of(len(words), settings.max_width)
         self._bound = AnswerBound(text, path)
 
     def extraction(self) -> Extraction:

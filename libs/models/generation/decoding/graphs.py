@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from libs.models.generation.decoding.steps import StepForward, StepRow, StepShape
-from libs.models.graphs.buckets import AFTER, Uses
-from libs.models.graphs.capture import Capture, Captured
-from libs.models.graphs.graphs import CHECK_EVERY, ROUGH_BYTES, Event, Owner
-from libs.models.graphs.shapes import distance, tolerance
+from libs.models.runtime.graphs.buckets import AFTER, Uses
+from libs.models.runtime.graphs.capture import Capture, Captured
+from libs.models.runtime.graphs.graphs import CHECK_EVERY, ROUGH_BYTES, Event, Owner
+from libs.models.runtime.graphs.shapes import distance, tolerance
 
 SEQUENCES: Final = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of sequences that have a graph. Larger steps run eagerly: they take the device longer

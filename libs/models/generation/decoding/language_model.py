@@ -5,6 +5,7 @@ scores the next token.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -12,16 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from libs.errors import ModelBroken
 from libs.kernels.attention.paged import PagedLayout, Pages, attend, empty_pages, page_bytes, store
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.native.layer import LayerPages
 from libs.kernels.native.paged import page_table
 from libs.models.generation.decoding.rules import Ids
 from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.states import StatePool
+from libs.models.interface.packed import Packed
+from libs.models.interface.sequences import YieldPoint, never_yield
+from libs.models.layers.carried import Carried, StateShape
 from libs.models.layers.decoder import CrossLayer
 from libs.models.layers.encoder import Layer, PackedEncoder, Shared, resident_bytes
-from libs.models.packed import Packed
-from libs.models.work import YieldPoint, never_yield
 
 
 class LanguageHead(nn.Module):
@@ -65,12 +69,14 @@ class KeyValuePlaces:
         every: Layout in which all rows are queries.
         last: Layout in which only the last row of each sequence is, `rows`.
         cross: Layout of the encoder's states.
+        carried: Locations of the states of layers without keys.
     """
 
     every: PagedLayout
     last: PagedLayout
     rows: Tensor | None
     cross: PagedLayout | None = None
+    carried: Carried | None = None
     _tables: dict[int, ctypes.Array[ctypes.c_char]] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -82,6 +88,7 @@ class KeyValuePlaces:
         pages: Sequence[Sequence[int]],
         device: torch.device,
         cross: tuple[Sequence[int], Sequence[Sequence[int]]] | None = None,
+        slots: Sequence[int] = (),
     ) -> KeyValuePlaces:
         """Build the locations of a batch.
 
@@ -89,15 +96,20 @@ class KeyValuePlaces:
             rows: New rows of each sequence.
             keys: Keys of each sequence, including the new rows.
             cross: Tokens and pages of each sequence's encoder states.
+            slots: Each sequence's slot in the memory of states; empty for a model without.
         """
         every = PagedLayout.from_lengths(keys, pages, device, rows=rows)
         seen = None
         if cross is not None:
             seen = PagedLayout.from_lengths(*cross, device, rows=(0,) * len(rows), queries=rows)
+        carried = None
+        if slots:
+            resumed = [own < seen for own, seen in zip(rows, keys, strict=True)]
+            carried = Carried.create(slots, rows, resumed, device)
         if set(rows) == {1}:
-            return KeyValuePlaces(every, every, None, seen)
+            return KeyValuePlaces(every, every, None, seen, carried)
         last = PagedLayout.from_lengths(keys, pages, device, rows=rows, queries=(1,) * len(rows))
-        return KeyValuePlaces(every, last, every.layout.cu_queries[1:] - 1, seen)
+        return KeyValuePlaces(every, last, every.layout.cu_queries[1:] - 1, seen, carried)
 
     def native(self, where: PagedLayout, pages: Pages) -> LayerPages:
         """Return the page table for native layers."""
@@ -127,14 +139,21 @@ class LanguageModel:
     ) -> None:
         self.decoder, self.head, self.settings, self.encoder = decoder, head, settings, encoder
         self.tower: nn.Module | None = None
-        attention = decoder.stack[0].attn
-        self.kv_heads, self.head_size = attention.parts[1], attention.head_size
+        attention = [layer.attn for layer in decoder.stack if not layer.attn.state_shapes]
+        if not attention:
+            raise ModelBroken("config.json: no layer of the model has attention")
+        self.heads, self.kv_heads, _ = attention[0].parts
+        self.head_size = attention[0].head_size
         self.vocabulary = head.linear.outputs
         settings.check_vocabulary(self.vocabulary)
         self.max_positions = decoder.max_positions
-        self.page_bytes = page_bytes(
-            len(decoder.stack), self.kv_heads, self.head_size, decoder.dtype
+        self.page_bytes = page_bytes(len(attention), self.kv_heads, self.head_size, decoder.dtype)
+        self.state_bytes = sum(
+            math.prod(state.shape) * self._state_dtype(state).itemsize
+            for layer in decoder.stack
+            for state in layer.attn.state_shapes
         )
+        """The memory of the states of one row, of layers without keys."""
 
     @property
     def device(self) -> torch.device:
@@ -155,16 +174,39 @@ class LanguageModel:
         yield from (self.decoder, self.head)
         yield from (each for each in (self.encoder, self.tower) if each is not None)
 
+    def _state_dtype(self, state: StateShape) -> torch.dtype:
+        return torch.float32 if state.exact else self.decoder.dtype
+
     def pages(self, count: int) -> list[Pages]:
-        """Allocate memory for `count` pages: `count * page_bytes`."""
-        return empty_pages(
-            len(self.decoder.stack),
-            count,
-            self.kv_heads,
-            self.head_size,
-            self.decoder.dtype,
-            self.device,
+        """Allocate memory for `count` pages: `count * page_bytes`. A layer without keys has empty
+        ones.
+        """
+        has_keys = [not layer.attn.state_shapes for layer in self.decoder.stack]
+        made = iter(
+            empty_pages(
+                sum(has_keys),
+                count,
+                self.kv_heads,
+                self.head_size,
+                self.decoder.dtype,
+                self.device,
+            )
         )
+        nothing = torch.empty((count, 0), dtype=self.decoder.dtype, device=self.device)
+        return [next(made) if each else (nothing, nothing) for each in has_keys]
+
+    def states(self, slots: int) -> StatePool:
+        """Allocate memory for the states of `slots` rows: `slots * state_bytes`."""
+        layers = [
+            [
+                torch.empty(
+                    (slots, *state.shape), dtype=self._state_dtype(state), device=self.device
+                )
+                for state in layer.attn.state_shapes
+            ]
+            for layer in self.decoder.stack
+        ]
+        return StatePool(slots, layers)
 
     @torch.inference_mode()
     def encode(self, inputs: Sequence[Ids], yield_point: YieldPoint = never_yield) -> list[Tensor]:
@@ -201,9 +243,10 @@ class LanguageModel:
         pages: Sequence[Pages],
         places: KeyValuePlaces,
         yield_point: YieldPoint = never_yield,
+        states: StatePool | None = None,
     ) -> Tensor:
         """Return scores of the token after each sequence, [sequences, vocabulary] float32, and
-        store all keys and values.
+        store all keys, values and states.
         """
         decoder = self.decoder
         shared = decoder.shared(batch)
@@ -211,15 +254,22 @@ class LanguageModel:
         last = len(decoder.stack) - 1
         deeper = () if batch.given is None else batch.given.deeper
         for number, (layer, own) in enumerate(zip(decoder.stack, pages, strict=True)):
-            x = self._layer(
-                layer, x, batch, shared, own, places, chooses=number == last and len(deeper) <= last
-            )
+            if layer.attn.state_shapes:
+                x = _resume(
+                    layer, x, shared, None if states is None else states.layers[number], places
+                )
+            else:
+                chooses = number == last and len(deeper) <= last
+                x = self._layer(layer, x, batch, shared, own, places, chooses=chooses)
             if number < len(deeper) and batch.given is not None:
                 x = x.index_add(0, batch.given.places, deeper[number].to(x.dtype))
             yield_point()
         if places.rows is not None and len(x) != len(places.rows):
             x = x.index_select(0, places.rows)
-        return self.head.forward(x if decoder.norm is None else decoder.norm.forward(x))
+        scores = self.head.forward(x if decoder.norm is None else decoder.norm.forward(x))
+        if places.carried is not None:
+            places.carried.commit()
+        return scores
 
     def _layer(
         self,
@@ -241,9 +291,10 @@ class LanguageModel:
             if done is not None:
                 return done
         attn = layer.attn
-        q, k, v = attn.project(layer.before_attention(x), shared)
+        q, k, v, gate = attn.project_gated(layer.before_attention(x), shared)
         if rows is not None:
             q, x = q.index_select(0, rows), x.index_select(0, rows)
+            gate = None if gate is None else gate.index_select(0, rows)
         if where.fresh:
             store(k, v, pages, where)
             mixed = attn.mix(q, k, v, batch, where.layout, shared)
@@ -260,6 +311,8 @@ class LanguageModel:
                 softcap=attn.softcap,
             )
             mixed = mixed.flatten(1)
+        if gate is not None:
+            mixed = mixed * gate
         if not isinstance(layer, CrossLayer):
             return layer.after_attention(x, mixed)
         if places.cross is None:
@@ -269,3 +322,17 @@ class LanguageModel:
             queries, None, None, pages, places.cross, scale=layer.cross.scale, causal=False
         )
         return layer.after_cross(x, seen.flatten(1))
+
+
+def _resume(
+    layer: Layer,
+    x: Tensor,
+    shared: Shared,
+    memory: Sequence[Tensor] | None,
+    places: KeyValuePlaces,
+) -> Tensor:
+    """Run a layer that carries states in place of keys and values."""
+    if memory is None or places.carried is None:
+        raise TypeError("the model needs the memory of its states")
+    mixed = layer.attn.resume(layer.before_attention(x), shared, memory, places.carried)
+    return layer.after_attention(x, mixed)

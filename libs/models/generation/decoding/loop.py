@@ -28,10 +28,10 @@ from libs.models.generation.decoding.sequences import (
     pages_needed,
 )
 from libs.models.generation.decoding.steps import StepForward, StepRow
-from libs.models.graphs.capture import Capture
-from libs.models.graphs.graphs import Owner
-from libs.models.packed import GivenRows, Packed
-from libs.models.work import TokenScore, YieldPoint, never_yield
+from libs.models.interface.packed import GivenRows, Packed
+from libs.models.interface.sequences import TokenScore, YieldPoint, never_yield
+from libs.models.runtime.graphs.capture import Capture
+from libs.models.runtime.graphs.graphs import Owner
 
 MAX_ROWS = 2048
 """Tokens of a prefill step; longer prompts are split."""
@@ -65,12 +65,25 @@ class DecodeLoop:
     `cancel` between two steps.
     """
 
-    def __init__(self, writer: LanguageModel, pages: int, *, most_rows: int = MAX_ROWS) -> None:
-        """Create a loop. Keys and values take `pages * writer.page_bytes` of memory, and never
-        more.
+    def __init__(
+        self,
+        writer: LanguageModel,
+        pages: int,
+        *,
+        slots: int | None = None,
+        most_rows: int = MAX_ROWS,
+    ) -> None:
+        """Create a loop. Keys and values take `pages * writer.page_bytes` of memory, and the states
+        of layers without keys `slots * writer.state_bytes`; never more.
+
+        Args:
+            slots: The largest number of rows at a time, of a model with states; None: as many as
+                pages.
         """
         self.writer, self.pool = writer, PagePool(pages)
         self._pages = writer.pages(pages)
+        has_states = writer.state_bytes > 0
+        self._states = writer.states((pages if slots is None else slots) if has_states else 0)
         self._most_rows = most_rows
         self._steps = (
             StepForward(writer, self._pages) if StepForward.takes(writer, self._pages) else None
@@ -94,12 +107,25 @@ class DecodeLoop:
         return pages_needed(len(prompt), longest, settings.beams, cross)
 
     def has_room(self, request: Request) -> bool:
-        return self.needs(request) <= self.pool.unclaimed
+        return (
+            self.needs(request) <= self.pool.unclaimed
+            and self._slots_needed(request) <= self._states.unclaimed
+        )
+
+    def _slots_needed(self, request: Request) -> int:
+        """Return the number of slots for the states of a request's rows."""
+        beams = (request.settings or self.writer.settings).beams
+        return beams if self.writer.state_bytes else 0
 
     def add(self, request: Request) -> DecodeSequence:
         """Claim a request's pages. A following step prefills it. Raises InvalidInput, and
         NoCapacity if `has_room` is false.
         """
+        slots = self._slots_needed(request)
+        if slots > self._states.unclaimed:
+            raise NoCapacity(
+                f"the request needs the states of {slots} rows; {self._states.unclaimed} are free"
+            )
         claim = self.pool.claim(needed := self.needs(request))
         if claim is None:
             raise NoCapacity(
@@ -108,7 +134,12 @@ class DecodeLoop:
             )
         prompt, longest = self._extent(request)
         sequence = DecodeSequence(
-            request, prompt, longest, request.settings or self.writer.settings, claim
+            request,
+            prompt,
+            longest,
+            request.settings or self.writer.settings,
+            claim,
+            self._states.claim(slots),
         )
         self._sequences.append(sequence)
         return sequence
@@ -156,7 +187,9 @@ class DecodeLoop:
             return self._decode(self._steps, pieces)
         self._keep_states([piece.sequence for piece in pieces if piece.sequence.states is not None])
         places = self._places(pieces)
-        scores = self.writer.forward(self._batch(pieces, places), self._pages, places, yield_point)
+        scores = self.writer.forward(
+            self._batch(pieces, places), self._pages, places, yield_point, self._states
+        )
         for piece in pieces:
             piece.row.stored += piece.count
         return self._choose(pieces, scores)
@@ -249,8 +282,9 @@ class DecodeLoop:
             )
         keys = [piece.row.stored + piece.count for piece in pieces]
         pages = [piece.row.pages for piece in pieces]
+        slots = [piece.row.slot for piece in pieces] if self.writer.state_bytes else ()
         return KeyValuePlaces.create(
-            [piece.count for piece in pieces], keys, pages, self.writer.device, cross
+            [piece.count for piece in pieces], keys, pages, self.writer.device, cross, slots
         )
 
     def _batch(self, pieces: Sequence[_Piece], places: KeyValuePlaces) -> Packed:
@@ -335,7 +369,7 @@ class DecodeLoop:
             logs = torch.log_softmax(logs, dim=-1)
         chosen = search.advance(logs.cpu().expand(settings.beams, -1))
         if chosen:
-            sequence.replace_beams(chosen)
+            self._states.copy(sequence.replace_beams(chosen))
             return []
         ids = tuple(int(token) for token in search.best[sequence.prompt :])
         finish: Finish = "stop" if ids and ids[-1] in settings.stops else "length"
@@ -344,6 +378,7 @@ class DecodeLoop:
 
     def _end(self, sequence: DecodeSequence, finish: Finish) -> None:
         sequence.end(finish)
+        self._states.end(sequence.slots)
         self._sequences.remove(sequence)
 
 

@@ -18,7 +18,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from libs.models.work import TokenScore
+from libs.models.interface.sequences import TokenScore
 
 NUCLEUS_CANDIDATES: Final = 1024
 """Number of most likely tokens that top-p searches before it sorts the whole vocabulary."""

@@ -14,7 +14,7 @@ from libs.models.generation.decoding.beams import BeamSearch, Chosen
 from libs.models.generation.decoding.pages import Claim
 from libs.models.generation.decoding.rules import Allows, Ids, Rules
 from libs.models.generation.decoding.settings import Settings
-from libs.models.packed import GivenRows
+from libs.models.interface.packed import GivenRows
 
 Finish = Literal["stop", "length", "cancelled"]
 
@@ -64,11 +64,13 @@ class Row:
     `pages`.
     """
 
-    def __init__(self, prompt: Ids, longest: int) -> None:
+    def __init__(self, prompt: Ids, longest: int, slot: int = 0) -> None:
+        """`slot` is the row's place in the memory of states, of a model that has them."""
         self.ids = np.zeros(longest, np.int32)
         self.ids[: len(prompt)] = prompt
         self.length, self.stored = len(prompt), 0
         self.pages: list[int] = []
+        self.slot = slot
 
     @property
     def text(self) -> Ids:
@@ -83,9 +85,9 @@ class Row:
         self.ids[self.length] = token
         self.length += 1
 
-    def fork(self, token: int) -> Row:
-        """Return a copy with one more token. The caller shares its pages."""
-        copy = Row(self.text, len(self.ids))
+    def fork(self, token: int, slot: int) -> Row:
+        """Return a copy with one more token. The caller shares its pages and copies its states."""
+        copy = Row(self.text, len(self.ids), slot)
         copy.stored, copy.pages = self.stored, [*self.pages]
         copy.write(token)
         return copy
@@ -95,18 +97,29 @@ class DecodeSequence:
     """One request between `add` and its end."""
 
     def __init__(
-        self, request: Request, prompt: Ids, longest: int, settings: Settings, claim: Claim
+        self,
+        request: Request,
+        prompt: Ids,
+        longest: int,
+        settings: Settings,
+        claim: Claim,
+        slots: list[int],
     ) -> None:
-        """Start a sequence. `longest`: tokens of prompt and longest answer together."""
+        """Start a sequence.
+
+        Args:
+            longest: Tokens of prompt and longest answer together.
+            slots: Claimed slots for the states of its rows; empty for a model without states.
+        """
         self.request, self.prompt, self.longest, self.settings = (
             request,
             len(prompt),
             longest,
             settings,
         )
-        self.claim = claim
+        self.claim, self.slots = claim, slots
         self.rules = Rules(settings, len(prompt), longest, request.allows)
-        self.rows = [Row(prompt, longest)]
+        self.rows = [Row(prompt, longest, slots[0] if slots else 0)]
         self.sampler = settings.sampler(request.seed)
         self.beams = BeamSearch(settings, prompt, longest) if settings.beams > 1 else None
         self.states = request.states
@@ -135,16 +148,25 @@ class DecodeSequence:
             row.pages.append(self.claim.take())
         return copied
 
-    def replace_beams(self, chosen: list[Chosen]) -> None:
-        """Replace the beams by the chosen ones."""
+    def replace_beams(self, chosen: list[Chosen]) -> list[tuple[int, int]]:
+        """Replace the beams by the chosen ones. Returns pairs of slots: copy the states of the
+        first to the second.
+        """
         before = self.rows
+        slots = self.slots or [0] * len(chosen)
         # In the first step, all beams are the prefilled row.
-        self.rows = [before[min(each.beam, len(before) - 1)].fork(each.token) for each in chosen]
+        origins = [before[min(each.beam, len(before) - 1)] for each in chosen]
+        self.rows = [
+            row.fork(each.token, slot)
+            for row, each, slot in zip(origins, chosen, slots[: len(chosen)], strict=True)
+        ]
         for row in self.rows:
             for page in row.pages:
                 self.claim.share(page)
         for row in before:
             self._drop(row.pages)
+        pairs = [(origin.slot, row.slot) for origin, row in zip(origins, self.rows, strict=True)]
+        return [pair for pair in pairs if pair[0] != pair[1]]
 
     def end(self, finish: Finish) -> None:
         """End the sequence and free all of its memory."""

@@ -21,7 +21,7 @@ from libs.kernels.layout import Layout, to_device
 from libs.kernels.triton_here import has_triton
 from libs.models.generation.decoding.language_model import KeyValuePlaces, LanguageModel
 from libs.models.generation.decoding.rules import Ids
-from libs.models.packed import Packed
+from libs.models.interface.packed import Packed
 
 _ALIGNMENT: Final = 16
 """The parts of the array start at multiples of this: Triton compiles kernels again for pointers
@@ -116,20 +116,19 @@ class StepForward:
 
     @staticmethod
     def takes(writer: LanguageModel, pages: Sequence[Pages]) -> bool:
-        """Return whether the model's steps can run this way: on CUDA, without cross attention or
-        length-dependent launches.
+        """Return whether the model's steps can run this way: on CUDA, without cross attention,
+        states in place of keys, or length-dependent launches.
         """
         if (
             writer.has_cross
+            or writer.state_bytes
             or not has_triton(pages[0][0])
             or not writer.decoder.is_graph_capturable
         ):
             return False
         from libs.kernels.attention import paged_triton
 
-        return paged_triton.takes(
-            writer.decoder.stack[0].attn.parts[0], writer.kv_heads, writer.head_size
-        )
+        return paged_triton.takes(writer.heads, writer.kv_heads, writer.head_size)
 
     def run(self, shape: StepShape, buffer: Tensor) -> tuple[Tensor, Tensor]:
         """Return the most likely next tokens, [sequences] int64, and all scores, [sequences,

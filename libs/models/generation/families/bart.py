@@ -18,11 +18,11 @@ from torch import Tensor
 from libs.models import weights
 from libs.models.generation.decoding.language_model import LanguageHead, LanguageModel
 from libs.models.generation.decoding.settings import Settings
+from libs.models.interface.packed import Packed
 from libs.models.layers.decoder import cross_layer
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
-from libs.models.packed import Packed
 from libs.models.text.registry import prepare
 from libs.models.weights import HeadRule, Maybe, Rule, TensorFile
 

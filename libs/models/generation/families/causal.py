@@ -21,13 +21,16 @@ MODEL_TYPES: Final = (
     "gemma",
     "gemma2",
     "gemma3_text",
+    "lfm2",
     "llama",
+    "ministral3",
     "mistral",
     "phi3",
     "qwen2",
     "qwen3",
+    "qwen3_5_text",
 )
-_TIED: Final = ("gemma", "gemma2", "gemma3_text")  # if config.json does not specify it
+_TIED: Final = ("gemma", "gemma2", "gemma3_text", "lfm2")  # if config.json does not specify it
 _HEAD: Final[Mapping[str, HeadRule]] = {"lm_head": Maybe("head")}
 
 
@@ -46,7 +49,10 @@ def load(
     )
     if not decoder.causal:
         raise ModelBroken("config.json: the model is not causal, so it cannot generate text")
-    tied = config.flag("tie_word_embeddings", config.text("model_type") in _TIED)
+    family = config.text("model_type")
+    tied = config.flag("tie_word_embeddings", family in _TIED)
+    if family == "lfm2":  # its own key precedes the usual one
+        tied = config.flag("tie_embedding", tied)
     if tied or "head.weight" not in state:
         if not tied:
             raise ModelBroken(f"{tensors.source}: tensor 'lm_head.weight' is missing")

@@ -24,7 +24,7 @@ from libs.models.generation.decoding.rules import Bits, Ids
 from libs.models.generation.grammars.schemas import FIELD, check_schema, refuse
 from libs.models.generation.tools import FIELD as TOOLS_FIELD
 from libs.models.generation.tools import Marks, ToolForm, grammar_source, schemas_of
-from libs.models.work import TextWork
+from libs.models.interface.work import TextWork
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

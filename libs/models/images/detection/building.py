@@ -6,23 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from libs.catalog.checkpoint.files import need_config, read_config, shortened
+from libs.catalog.checkpoint.files import need_config, read_config
 from libs.errors import ModelBroken
 from libs.models import weights
 from libs.models.layers.embeddings import InputLayer
 from libs.models.layers.encoder import PackedEncoder
+from libs.models.layers.meta import on_meta
 from libs.models.layers.spec import EncoderSpec
 from libs.models.text.registry import prepare
 from libs.models.text.tokenising.tokenizer import FILE, largest_id, load_tokenizer
 from libs.models.weights import HeadRule, Rule, TensorFile
-
-M = TypeVar("M", bound=nn.Module)
 
 PROCESSOR_FILE: Final = "preprocessor_config.json"
 _WHOLE_PROCESSOR_FILE: Final = "processor_config.json"  # of transformers 5, in `image_processor`
@@ -47,22 +46,6 @@ def tokenizer_for(directory: Path, vocabulary: int) -> Tokenizer:
     if largest_id(tokenizer) >= vocabulary:
         raise ModelBroken(f"{FILE}: the encoder has no vector for the id {largest_id(tokenizer)}")
     return tokenizer
-
-
-def on_meta(build: Callable[[], M]) -> M:
-    """Build a module without weights. Raises ModelBroken for impossible sizes."""
-    try:
-        with torch.device("meta"):
-            return build()
-    except (
-        ArithmeticError,
-        LookupError,
-        MemoryError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise ModelBroken(shortened(f"config.json: the model cannot be built: {error}")) from error
 
 
 def load_encoder(

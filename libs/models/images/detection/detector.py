@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.errors import InputTooLong, InvalidInput
-from libs.models.backbone import Backbone
 from libs.models.images.decoding import LIMITS, Limits, decoding, header_size
 from libs.models.images.detection.regions import RegionOptions, regions_of
 from libs.models.images.processing import ImageProcessing
-from libs.models.results import Region
+from libs.models.interface.results import Region
+from libs.models.interface.sequences import InputRows, InputSequence, Output
+from libs.models.runtime.backbone import Backbone
 from libs.models.text.heads.extraction.words import Label
 from libs.models.text.processing.answers import sigmoid
-from libs.models.work import InputRows, InputSequence, Output
 
 HEAD: Final = "regions"
 LABELS: Final = "regions.labels"

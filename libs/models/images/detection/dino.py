@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.kernels.layout import to_device
-from libs.models.head import Array
 from libs.models.images.detection.deformable import (
     DecoderLayer,
     DinoSpec,
@@ -36,13 +35,20 @@ from libs.models.images.detection.deformable import (
 from libs.models.images.detection.regions import RegionOptions
 from libs.models.images.detection.swin import Swin, SwinSpec, map_sizes
 from libs.models.images.processing import ImageProcessing
+from libs.models.interface.head import Array
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import (
+    InputRows,
+    InputSequence,
+    Output,
+    YieldPoint,
+    never_yield,
+)
 from libs.models.layers.embeddings import InputLayer
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EncoderSpec
-from libs.models.packed import Packed, Rows
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.words import Ids, Label
-from libs.models.work import InputRows, InputSequence, Output, YieldPoint, never_yield
 
 MODEL_TYPES = ("grounding-dino",)
 THRESHOLD: Final = 0.25

@@ -13,13 +13,14 @@ from tokenizers import Tokenizer
 
 from libs.catalog.checkpoint.files import need_config
 from libs.errors import InvalidInput, ModelBroken
-from libs.models.backbone import Backbone
 from libs.models.images.detection import dino
-from libs.models.images.detection.building import fill, on_meta, processor_values, tokenizer_for
+from libs.models.images.detection.building import fill, processor_values, tokenizer_for
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.swin import SIDE, SwinSpec, rename
 from libs.models.images.processing import ImageProcessing
+from libs.models.layers.meta import on_meta
 from libs.models.layers.spec import Config
+from libs.models.runtime.backbone import Backbone
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.text.registry import build_encoder
 from libs.models.weights import SINGLE, TensorFile

@@ -15,19 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.models.head import Array
 from libs.models.images.detection.regions import RegionOptions
 from libs.models.images.families import clip
 from libs.models.images.families.family import encoder_spec, square_grid
 from libs.models.images.patches import PatchSpec
+from libs.models.interface.head import Array
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import InputSequence, Output
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec
-from libs.models.packed import Packed, Rows
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.words import Ids
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.weights import SINGLE, HeadRule, Rule
-from libs.models.work import InputSequence, Output
 
 MODEL_TYPES = ("owlvit", "owlv2")
 THRESHOLD = 0.1

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from libs.errors import ModelBroken
-from libs.models.backbone import Backbone
 from libs.models.images.detection import owl
 from libs.models.images.detection.building import (
     load_encoder,
@@ -24,6 +23,7 @@ from libs.models.images.patches import PatchEmbedding, PatchRows
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.spec import Config
+from libs.models.runtime.backbone import Backbone
 from libs.models.weights import TensorFile
 
 _FRAME = 2  # <|startoftext|> and <|endoftext|>

@@ -6,24 +6,22 @@ from collections.abc import Sequence
 
 from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
-from libs.models.answer_budget import build_result
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.regions import MAX_REGIONS
-from libs.models.results import Extraction, Region, Result
-from libs.models.text.checks import need_task, unsupported
-from libs.models.text.heads.extraction.words import Label
-from libs.models.work import (
+from libs.models.interface.results import Extraction, Region, Result
+from libs.models.interface.sequences import InputSequence, Output, Prepared
+from libs.models.interface.work import (
     CancelCheck,
-    InputSequence,
-    Output,
     Parts,
-    Prepared,
     RegionsWork,
     Work,
     items_as_parts,
     never_cancelled,
     without_images,
 )
+from libs.models.runtime.answer_budget import build_result
+from libs.models.text.checks import need_task, need_work
+from libs.models.text.heads.extraction.words import Label
 
 
 class RegionsProcessor:
@@ -34,8 +32,7 @@ class RegionsProcessor:
 
     def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
-        if not isinstance(work, RegionsWork):
-            raise unsupported(work, self._card)
+        work = need_work(work, RegionsWork, self._card)
         labels = self._detector.labels(work.labels)
         items = items_as_parts(work)
         sequences = [self._sequence(parts, labels, check_cancelled) for parts in items]
@@ -53,9 +50,7 @@ class RegionsProcessor:
         outputs: Sequence[Output],
         check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
-        work = prepared.work
-        if not isinstance(work, RegionsWork):
-            raise unsupported(work, self._card)
+        work = need_work(prepared.work, RegionsWork, self._card)
         thresholds = () if work.threshold is None else (work.threshold,) * len(work.labels)
         found = zip(prepared.sequences, outputs, strict=True)
         items = (_extraction(self._detector.regions(*one, thresholds)) for one in found)

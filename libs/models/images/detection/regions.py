@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.models.results import Region
+from libs.models.interface.results import Region
 from libs.models.text.heads.extraction.words import Label
 
 MAX_REGIONS: Final = 4096

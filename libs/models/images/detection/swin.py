@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from libs.models.interface.sequences import YieldPoint, never_yield
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import Activation, Config
-from libs.models.work import YieldPoint, never_yield
 
 _STAGES = 4
 SIDE = 4  # pixels of a patch

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from libs.catalog.card import PoolingMode
-from libs.models.head import ModelHead
 from libs.models.images.families.family import State, TowerSpec, encoder_spec, square_grid
 from libs.models.images.patches import PatchSpec
+from libs.models.interface.head import ModelHead
 from libs.models.layers.spec import Config, EmbeddingSpec
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.text.heads.pooled import PooledHead

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from libs.models.head import ModelHead
 from libs.models.images.patches import PatchSpec
+from libs.models.interface.head import ModelHead
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import HeadRule, Rule, TensorFile
 

@@ -17,11 +17,11 @@ from PIL import Image
 
 from libs.errors import ModelBroken
 from libs.kinds.images.card import OPEN_CLIP, OPEN_CLIP_WEIGHTS
-from libs.models.head import ModelHead
 from libs.models.images.families.family import State, TowerSpec
 from libs.models.images.families.siglip import image_head, text_head
 from libs.models.images.patches import PatchSpec
 from libs.models.images.processing import MAX_COLOUR, MIN_SCALE, ImageProcessing
+from libs.models.interface.head import ModelHead
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import HeadRule, Rule, TensorFile
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from libs.models.head import ModelHead
 from libs.models.images.families.clip import LAYERS
 from libs.models.images.families.family import State, TowerSpec, encoder_spec, square_grid
 from libs.models.images.heads import AttentionPooledHead
 from libs.models.images.patches import PatchSpec
+from libs.models.interface.head import ModelHead
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.text.heads.pooled import PooledHead

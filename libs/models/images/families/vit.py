@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from libs.models.head import ModelHead
 from libs.models.images.families.family import State, TowerSpec, encoder_spec, square_grid
 from libs.models.images.patches import PatchSpec
+from libs.models.interface.head import ModelHead
 from libs.models.layers.spec import Config
 from libs.models.text.heads.pooled import PooledHead
 from libs.models.weights import HeadRule, Rule

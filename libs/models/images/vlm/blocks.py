@@ -22,9 +22,9 @@ from libs.kernels.layout import Layout
 from libs.models.images.patches import PatchSpec
 from libs.models.images.processing import ImageProcessing
 from libs.models.images.vlm.image_converter import Grid
+from libs.models.interface.packed import Packed
 from libs.models.layers.embeddings import InputLayer
 from libs.models.layers.encoder import Attention, Shared
-from libs.models.packed import Packed
 
 _COLOURS = 3
 _SIDE = 1 << 12  # maximum patches of a side

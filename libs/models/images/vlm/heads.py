@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from libs.errors import ModelBroken
-from libs.models.head import ModelHead
+from libs.models.interface.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.text.heads.answer import AnswerHead
 from libs.models.text.heads.linear import HeadLinear, check_shape
@@ -53,6 +53,22 @@ def states_of_tokens(state: State, encoder: PackedEncoder) -> dict[str, ModelHea
 def last_state(state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
     """Return the head "dense", which represents an item by the state of its last token."""
     return {"dense": PooledHead(("lasttoken",), ())}
+
+
+def judged(bias: float, state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
+    """Return the logit that two layers make of the last token's state, minus `bias`."""
+    width = encoder.hidden_size
+    shapes = {
+        "0.weight": (width, width),
+        "0.bias": (width,),
+        "2.weight": (1, width),
+        "2.bias": (1,),
+    }
+    for name, shape in shapes.items():
+        check_shape(state, f"score.{name}", shape, SINGLE)
+    state = {**state, "score.2.bias": state["score.2.bias"] - bias}
+    layers = [HeadLinear(state, "score.0", "relu"), HeadLinear(state, "score.2", "identity")]
+    return {"score": PooledHead(("lasttoken",), layers)}
 
 
 def answers(ids: tuple[int, int], state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:

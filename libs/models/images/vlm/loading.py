@@ -16,11 +16,10 @@ import torch
 
 from libs.catalog.checkpoint.adapter import FILE as ADAPTER
 from libs.catalog.checkpoint.adapter import base_of
-from libs.catalog.checkpoint.files import need_config, read_config, read_json, shortened
+from libs.catalog.checkpoint.files import need_config, read_config, read_json
 from libs.errors import ModelBroken
 from libs.kinds.vision_language.card import sparse_columns
 from libs.models import weights
-from libs.models.backbone import Backbone
 from libs.models.images.loading import read_image_processor
 from libs.models.images.patches import PatchEmbedding
 from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec, WindowAttention
@@ -32,8 +31,10 @@ from libs.models.images.vlm.parts import PartsInput, Prompts
 from libs.models.images.vlm.tower import BlockTower, ImageTower
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import Attention, PackedEncoder
+from libs.models.layers.meta import on_meta
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
-from libs.models.loaded.peft import Names, read_updates
+from libs.models.runtime.backbone import Backbone
+from libs.models.runtime.loaded.peft import Names, read_updates
 from libs.models.text.processing.static import TokenWeights
 from libs.models.text.registry import build_encoder, names_of, prepare
 from libs.models.text.tokenising.text import TextProcessor, special_token
@@ -225,26 +226,14 @@ def _tower(
     dtype: torch.dtype,
     device: torch.device,
 ) -> ImageTower:
-    try:
-        with torch.device("meta"):
-            embed: PatchEmbedding | BlockEmbedding
-            if isinstance(spec.patches, BlockSpec):
-                embed = BlockEmbedding(spec.patches, spec.processing)
-                encoder = PackedEncoder(spec.encoder, embed, attention=_attention)
-            else:
-                embed = PatchEmbedding(spec.patches, spec.processing)
-                encoder = PackedEncoder(spec.encoder, embed)
-    except (
-        ArithmeticError,
-        LookupError,
-        MemoryError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise ModelBroken(
-            shortened(f"config.json: the image encoder cannot be built: {error}")
-        ) from error
+    def build() -> tuple[PatchEmbedding | BlockEmbedding, PackedEncoder]:
+        if isinstance(spec.patches, BlockSpec):
+            blocks = BlockEmbedding(spec.patches, spec.processing)
+            return blocks, PackedEncoder(spec.encoder, blocks, attention=_attention)
+        patches = PatchEmbedding(spec.patches, spec.processing)
+        return patches, PackedEncoder(spec.encoder, patches)
+
+    embed, encoder = on_meta(build, "image encoder")
     weights.load(
         encoder,
         tower_tensors,

@@ -15,18 +15,10 @@ from numpy.typing import NDArray
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.decoding import LIMITS, Limits, Pixels, decoding, header_size
 from libs.models.images.vlm.image_converter import ImageConverter, ImageTokens, axes_of, places_of
-from libs.models.output_cache import JobOutputCache
+from libs.models.interface.output_cache import JobOutputCache
+from libs.models.interface.sequences import Head, InputRows, InputSequence
+from libs.models.interface.work import CancelCheck, Part, Role, Truncation, never_cancelled
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
-from libs.models.work import (
-    CancelCheck,
-    Head,
-    InputRows,
-    InputSequence,
-    Part,
-    Role,
-    Truncation,
-    never_cancelled,
-)
 
 Ids = NDArray[np.int32]
 
@@ -49,11 +41,15 @@ INSTRUCTION: Final = "\ue002"
 class Pair:
     """Text before the query and before the document of a pair, and the substitute for an empty
     one.
+
+    Attributes:
+        document_first: The document precedes the query.
     """
 
     query: str
     document: str
     nothing: str
+    document_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +64,7 @@ class Prompts:
         instruction: Default instruction; empty if the model takes none.
         pair: For models that score pairs.
         lead: Text between an item's last image and its text.
+        last: Id of a token after each sequence, which is not the token of a text.
     """
 
     images: Frame
@@ -77,6 +74,7 @@ class Prompts:
     instruction: str = ""
     pair: Pair | None = None
     lead: str = ""
+    last: int | None = None
 
     def with_instruction(self, instruction: str) -> Prompts:
         """Insert an instruction. Raises InvalidInput if the model takes none."""
@@ -168,7 +166,7 @@ class PartsInput:
         """Put texts in their role's frame, which is never cut. Raises InvalidInput for a text with
         the model's image token.
         """
-        frame, limit = self.prompts.with_instruction(instruction).of_text(role), self.text.limit
+        frame, limit = self.prompts.with_instruction(instruction).of_text(role), self._limit
         found: list[InputSequence] = []
         encoded = self.text.encode_plain(
             texts, truncation, check_cancelled, before=frame.before, after=frame.after
@@ -190,7 +188,7 @@ class PartsInput:
                     f"{where(number)} has no text that the model's tokenizer knows",
                     field=where(number),
                 )
-            found.append(InputSequence(ids, cut=cut))
+            found.append(InputSequence(self._ended(ids), cut=cut))
         return found
 
     def of_parts(
@@ -273,15 +271,57 @@ class PartsInput:
         pair = self.prompts.with_instruction(instruction).pair
         if pair is None:
             raise TaskNotSupported("the model has no prompt for pairs")
+        if pair.document_first:
+            return self._document_first(
+                pair, query, document, field, truncation, check_cancelled, recalled
+            )
         nothing = [Part(pair.nothing, field)]
         first, second = Part(pair.query, field), Part(pair.document, field)
         parts = [first, *(query or nothing), second, *(document or nothing)]
         return self.of_parts(parts, field, "", truncation, check_cancelled, instruction, recalled)
 
+    def _document_first(
+        self,
+        pair: Pair,
+        query: Sequence[Part],
+        document: Sequence[Part],
+        field: str,
+        truncation: Truncation,
+        check_cancelled: CancelCheck,
+        recalled: Recalled | None,
+    ) -> InputSequence:
+        """Convert a pair. A query of text is part of the frame, so that only the document is
+        cut.
+        """
+        texts = [part.content for part in query if isinstance(part.content, str)]
+        after = [Part(pair.query, field), *query]
+        parts, frame = [*document, *after], Frame(pair.document)
+        if len(texts) == len(query):
+            parts, frame = [*document], Frame(pair.document, pair.query + "".join(texts))
+        prompts = replace(self.prompts, images=frame, texts=frame, queries=frame)
+        return replace(self, prompts=prompts).of_parts(
+            parts or [Part(pair.nothing, field)],
+            field,
+            "",
+            truncation,
+            check_cancelled,
+            recalled=recalled,
+        )
+
     def frame_tokens(self) -> int:
         """Return the number of tokens around the item of one image."""
         frame = self.prompts.with_instruction("").images
-        return self._count(frame.before) + self._count(self.prompts.lead) + self._count(frame.after)
+        texts = (frame.before, self.prompts.lead, frame.after)
+        return sum(map(self._count, texts)) + (self.prompts.last is not None)
+
+    @property
+    def _limit(self) -> int:
+        """The maximum tokens of a sequence without the last one."""
+        return self.text.limit - (self.prompts.last is not None)
+
+    def _ended(self, ids: Ids) -> Ids:
+        last = self.prompts.last
+        return ids if last is None else np.append(ids, np.array([last], ids.dtype))
 
     def _decoded(
         self, data: bytes, path: str, before: dict[bytes, tuple[Pixels, ...]] | None
@@ -311,7 +351,7 @@ class PartsInput:
         """Return ids and the indices of the images' rows. `suspect`: path of a text, reported if it
         has an image token.
         """
-        frame, limit = self.prompts.with_instruction(instruction).images, self.text.limit
+        frame, limit = self.prompts.with_instruction(instruction).images, self._limit
         ((ids, is_whole),) = self.text.encode_plain(
             [whole], "end", check_cancelled, before=frame.before, after=frame.after
         )
@@ -324,7 +364,7 @@ class PartsInput:
             raise too_long(
                 field, len(found[0]), limit, "including its images and the model's prompt"
             )
-        return found
+        return self._ended(found[0]), found[1]
 
     def _count(self, text: str) -> int:
         if not text:

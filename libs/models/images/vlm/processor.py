@@ -11,29 +11,25 @@ from numpy.typing import NDArray
 from libs.catalog.card import Card
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.vlm.parts import PartsInput, Recalled
-from libs.models.output_cache import JobOutputCache, OutputCache
-from libs.models.results import EncodeResult, Result, ScoreResult
-from libs.models.text.checks import need_task, prompt_of, refuse_chunks, unsupported
-from libs.models.text.processing import answers
-from libs.models.text.processing.embedding import asked_forms, check_encode, check_pooled
-from libs.models.text.processing.static import TokenWeights
-from libs.models.work import (
+from libs.models.interface.output_cache import JobOutputCache, OutputCache
+from libs.models.interface.results import EncodeResult, Result, ScoreResult
+from libs.models.interface.sequences import Head, InputSequence, Output, Prepared, SparseRow
+from libs.models.interface.work import (
     CancelCheck,
     EncodeWork,
-    Head,
-    InputSequence,
-    Output,
     Parts,
-    Prepared,
     Role,
     ScoreWork,
-    SparseRow,
     Work,
     items_as_parts,
     never_cancelled,
     query_as_parts,
     without_images,
 )
+from libs.models.text.checks import need_task, prompt_of, refuse_chunks, unsupported
+from libs.models.text.processing import answers
+from libs.models.text.processing.embedding import asked_forms, check_encode, check_pooled
+from libs.models.text.processing.static import TokenWeights
 
 Array = NDArray[np.float32]
 

@@ -16,9 +16,9 @@ from libs.models.images.patches import PatchEmbedding
 from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec
 from libs.models.images.vlm.connectors import Connector, Mergers
 from libs.models.images.vlm.image_converter import Grid
+from libs.models.interface.packed import Packed
+from libs.models.interface.sequences import InputRows, InputSequence, YieldPoint, never_yield
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.packed import Packed
-from libs.models.work import InputRows, InputSequence, YieldPoint, never_yield
 
 _MAX_CHUNK_PATCHES: Final = 1 << 14
 """Patches of one forward, which bounds the memory of activations: a batch of pages may have ten

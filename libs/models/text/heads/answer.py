@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from libs.models.head import Array, split_rows
-from libs.models.packed import Packed, Rows
+from libs.models.interface.head import Array, split_rows
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import InputSequence, Output
 from libs.models.text.heads.linear import HeadLinear
-from libs.models.work import InputSequence, Output
 
 
 class AnswerHead(nn.Module):

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from libs.catalog.card import PoolingMode
 from libs.kernels.layout import cumulated, to_device
 from libs.kernels.pooling.pooled import cls, last, maximum, mean, weighted_mean
-from libs.models.head import Array, split_rows
-from libs.models.packed import Packed, Rows
+from libs.models.interface.head import Array, split_rows
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import InputSequence, Output
 from libs.models.text.heads.linear import HeadLinear
-from libs.models.work import InputSequence, Output
 
 
 def _mean_by_root(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:

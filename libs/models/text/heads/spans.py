@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from libs.kernels.layout import cumulated, to_device
 from libs.kernels.rows.segments import reduce
-from libs.models.head import Array
-from libs.models.packed import Packed, Rows
-from libs.models.work import InputSequence, Output
+from libs.models.interface.head import Array
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import InputSequence, Output
 
 _ROWS: Final = 1024
 """Token states gathered at a time. Spans may overlap, so their rows can far exceed the batch's

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from libs.catalog.card import Sparse
 from libs.kernels.pooling.sparse import max_by_id, splade_max, splade_sum
-from libs.models.head import Array
-from libs.models.packed import Packed, Rows
+from libs.models.interface.head import Array
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import InputSequence, Output, SparseRow
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.mlm import MlmTransform
-from libs.models.work import InputSequence, Output, SparseRow
 
 
 class SpladeHead(nn.Module):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from libs.models.head import Array, split_token_rows
-from libs.models.packed import Packed, Rows
-from libs.models.work import InputSequence, Output
+from libs.models.interface.head import Array, split_token_rows
+from libs.models.interface.packed import Packed, Rows
+from libs.models.interface.sequences import InputSequence, Output
 
 
 class TokenHead(nn.Module):

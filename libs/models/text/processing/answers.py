@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card, Representation
 from libs.kernels.pooling.maxsim import maxsim
-from libs.models.results import LabelScore, RaggedRows, SparseRows, Stored
+from libs.models.interface.results import LabelScore, RaggedRows, SparseRows, Stored
+from libs.models.interface.sequences import ANY_BYTES, SparseRow
+from libs.models.interface.work import CancelCheck, ClassifyWork, EncodeWork, Scale
 from libs.models.text.heads.linear import FUNCTIONS
 from libs.models.text.processing.entities import softmax
 from libs.models.text.processing.pooling import pooled
 from libs.models.text.processing.quantise import store
-from libs.models.work import ANY_BYTES, CancelCheck, ClassifyWork, EncodeWork, Scale, SparseRow
 
 Array = NDArray[np.float32]
 _WEIGHTS = {
@@ -190,16 +191,20 @@ def pair_scores(logits: Array, card: Card, scale: Scale) -> Array:
     return FUNCTIONS[card.score_activation](torch.from_numpy(logits)).numpy()[:, card.positive]
 
 
+def is_multi_label(work: ClassifyWork, card: Card) -> bool:
+    """Return whether each label is scored alone, as requested or by default of the model."""
+    return card.problem == "multi_label" if work.multi_label is None else work.multi_label
+
+
 def class_labels(work: ClassifyWork, card: Card, logits: Array) -> tuple[LabelScore, ...]:
     """Return the labels of one text, best first.
 
     The softmax of logits [classes] is over all classes, or over the requested labels.
     """
-    multi = card.problem == "multi_label" if work.multi_label is None else work.multi_label
     wanted = [
         index for index, name in enumerate(card.classes) if not work.labels or name in work.labels
     ]
-    if multi or len(logits) == 1:
+    if is_multi_label(work, card) or len(logits) == 1:
         scores = sigmoid(logits)[wanted]
     else:
         scores = softmax(logits[wanted]) if work.among_labels else softmax(logits)[wanted]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -17,8 +18,20 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card, Representation
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
-from libs.models.answer_budget import build_result
-from libs.models.results import EncodeResult, Extraction, Result, ScoreResult
+from libs.models.interface.results import EncodeResult, Extraction, Result, ScoreResult
+from libs.models.interface.sequences import InputSequence, Output, Prepared, SparseRow
+from libs.models.interface.work import (
+    CancelCheck,
+    ClassifyWork,
+    EncodeWork,
+    Role,
+    ScoreWork,
+    Span,
+    Truncation,
+    Work,
+    never_cancelled,
+)
+from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import (
     adapter_of,
     document_path,
@@ -36,13 +49,12 @@ from libs.models.text.processing.chunking.dividing import (
     MAX_CHUNKS,
     check_contexts,
     check_total,
-    divide,
     divide_in_parts,
 )
 from libs.models.text.processing.chunking.growing import (
     PORTION_CHARACTERS,
-    ChunkTable,
     GrowingJob,
+    GrowingLateJob,
     Notes,
     computed_rows,
     cut_outputs,
@@ -55,21 +67,6 @@ from libs.models.text.processing.pooling import MAX_VECTORS
 from libs.models.text.processing.static import StaticLookup
 from libs.models.text.tokenising.late import Kept, LateFrame
 from libs.models.text.tokenising.text import TextProcessor, Where
-from libs.models.work import (
-    CancelCheck,
-    ClassifyWork,
-    EncodeWork,
-    InputSequence,
-    Output,
-    Prepared,
-    Role,
-    ScoreWork,
-    Span,
-    SparseRow,
-    Truncation,
-    Work,
-    never_cancelled,
-)
 
 Array = NDArray[np.float32]
 
@@ -168,7 +165,7 @@ class EmbeddingProcessor:
         if work.chunking is None:
             yield self._whole(work, work.texts, forms, prompt, item_path, check_cancelled)
         elif work.chunking.late:
-            yield self._late_chunks(work, forms, prompt, check_cancelled)
+            yield from self._late_chunks(work, forms, prompt, check_cancelled)
         else:
             yield from self._chunks(work, forms, prompt, check_cancelled)
 
@@ -312,8 +309,10 @@ class EmbeddingProcessor:
         forms: Sequence[Representation],
         prompt: str,
         check_cancelled: CancelCheck,
-    ) -> Prepared:
-        """Prepare the windows of each text. Token states are pooled by chunk."""
+    ) -> Iterator[Prepared]:
+        """Prepare the windows of each text. Token states are pooled by chunk. Yield the prepared
+        part as it grows.
+        """
         spans = self._spans
         if spans is None or ("dense" in forms and not spans.has_vectors):
             raise TaskNotSupported(
@@ -332,48 +331,31 @@ class EmbeddingProcessor:
                 "late chunks do not take a context: leave it empty",
                 field="items[0].context",
             )
-        adapter = adapter_of(self._card, work.role, work.adapter)
-        table, windows, tokens = ChunkTable(work), [], list[int]()
+        job = GrowingLateJob(
+            work,
+            "+".join(SPANS_HEAD if form == "dense" else form for form in forms),
+            adapter_of(self._card, work.role, work.adapter),
+            lambda sequence: None if self._late is None else self._late.kept(sequence, "document"),
+        )
         for index in range(len(work.texts)):
             check_cancelled()
-            text, _ = work.read_text(index)
-            chunks = divide(self._text, work, index, DEFAULT_TOKENS, check_cancelled)
-            check_total(work, len(tokens) + len(chunks), index)
-            check_cancelled()
-            found, counts = spans.windows(
-                self._text.encode_whole(text, prompt, check_cancelled),
-                chunks,
+            read = partial(work.read_text, index)
+            windows = spans.grow(
                 self.longest(work.role),
                 pools_prompt=self._card.pool_prompt or not prompt,
                 path=item_path(index),
             )
-            table.add(index, chunks, text)
-            windows.append(
-                tuple(
-                    replace(one, sequence=replace(one.sequence, adapter=adapter)) for one in found
-                )
-            )
-            tokens += counts
-            if work.pooling_factor > 1 and max(counts) > MAX_VECTORS:
-                message = (
-                    f"{item_path(index)} has a chunk of {max(counts):,} tokens; pooling takes at "
-                    f"most {MAX_VECTORS:,}"
-                )
-                raise InputTooLong(message, field=item_path(index))
-        sequences = [one.sequence for own in windows for one in own]
-        paths = tuple(item_path(index) for index, own in enumerate(windows) for _ in own)
-        masks = [
-            None if self._late is None else self._late.kept(sequence, "document")
-            for sequence in sequences
-        ]
-        head = "+".join(SPANS_HEAD if form == "dense" else form for form in forms)
-        return Prepared(
-            work,
-            head,
-            sequences,
-            Notes(masks, [], table.chunks(tokens), tuple(windows)),
-            fields=paths,
-        )
+            job.begin_text(windows)
+            for is_whole in windows.read(
+                self._text.encode_in_parts(read, prompt, check_cancelled),
+                divide_in_parts(self._text, work, index, DEFAULT_TOKENS, check_cancelled),
+            ):
+                check_total(work, job.chunks, index)
+                job.extend(is_whole=is_whole)
+                _check_late_pooled(work, job.tokens, index)
+                if not is_whole and job.is_due():
+                    yield job.prepared()
+        yield job.prepared()
 
     def _late_vectors(
         self,
@@ -626,6 +608,14 @@ def check_pooled(work: EncodeWork, sequences: Sequence[InputSequence], where: Wh
                 f"{MAX_VECTORS:,}"
             )
             raise InputTooLong(message, field=where(index))
+
+
+def _check_late_pooled(work: EncodeWork, tokens: Sequence[int], index: int) -> None:
+    most = max(tokens, default=0)
+    if work.pooling_factor > 1 and most > MAX_VECTORS:
+        where = item_path(index)
+        message = f"{where} has a chunk of {most:,} tokens; pooling takes at most {MAX_VECTORS:,}"
+        raise InputTooLong(message, field=where)
 
 
 def _label_path(number: int) -> str:

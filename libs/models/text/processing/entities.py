@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.kinds.token_labels.card import entity_kind
-from libs.models.results import Entity
+from libs.models.interface.results import Entity
+from libs.models.interface.work import Aggregation
 from libs.models.text.tokenising.text import Spans
-from libs.models.work import Aggregation
 
 Scores = NDArray[np.float32]
 _OUTSIDE = "O"

@@ -7,8 +7,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.models.results import Stored
-from libs.models.work import DataType
+from libs.models.interface.results import Stored
+from libs.models.interface.work import DataType
 
 
 def store(values: NDArray[np.float32], data_type: DataType) -> Stored:

@@ -19,10 +19,11 @@ from tokenizers import Tokenizer, processors
 from libs.catalog.card import StaticQueries
 from libs.catalog.checkpoint.files import need_config, read_config
 from libs.errors import ModelBroken
+from libs.models.interface.sequences import SparseRow
+from libs.models.interface.work import CancelCheck, Truncation, never_cancelled
 from libs.models.text.tokenising.text import TextProcessor, Where
 from libs.models.text.tokenising.tokenizer import largest_id, load_tokenizer
 from libs.models.weights import TensorFile
-from libs.models.work import CancelCheck, SparseRow, Truncation, never_cancelled
 
 _TENSOR = "weight"
 _MAX_TOKENS = 1 << 24

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput, ModelBroken
+from libs.models.interface.sequences import InputSequence
+from libs.models.interface.work import CancelCheck, Truncation, never_cancelled
 from libs.models.text.checks import document_path, query_path
 from libs.models.text.tokenising.renderer import NAME, rendered, rendered_text, special_tokens
 from libs.models.text.tokenising.text import TextProcessor, too_long
-from libs.models.work import CancelCheck, InputSequence, Truncation, never_cancelled
 
 Ids = NDArray[np.int32]
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from libs.models.work import CancelCheck, Truncation
+from libs.models.interface.work import CancelCheck, Truncation
 
 SLICE_CHARACTERS: Final = 32 << 10
 """Characters tokenised between two cancellation checks, or a single longer text that cannot be cut.

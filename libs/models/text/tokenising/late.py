@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Expansion, LateInteraction
 from libs.errors import ModelBroken
+from libs.models.interface.sequences import InputSequence
+from libs.models.interface.work import CancelCheck, Truncation, never_cancelled
 from libs.models.text.tokenising.text import TextProcessor, Where
-from libs.models.work import CancelCheck, InputSequence, Truncation, never_cancelled
 
 Kept = NDArray[np.bool_] | None
 

@@ -18,9 +18,10 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 
 from libs.catalog.checkpoint.files import read_config
 from libs.errors import InputTooLong, InvalidInput
+from libs.models.interface.sequences import InputSequence
+from libs.models.interface.work import CancelCheck, Truncation, never_cancelled
 from libs.models.text.tokenising.cutting import Cutter, Part
-from libs.models.text.tokenising.whole import rows_of
-from libs.models.work import CancelCheck, InputSequence, Truncation, never_cancelled
+from libs.models.text.tokenising.whole import Places, ReadText, WholeText, join_parts, rows_in_parts
 
 Where = Callable[[int], str]
 """The path of text i in the job, such as `items[3].text`."""
@@ -34,27 +35,6 @@ class Spans:
     starts: NDArray[np.int32]  # code points
     ends: NDArray[np.int32]  # code points, exclusive
     continues: NDArray[np.bool_]  # the token continues the word of the token before it
-
-
-@dataclass(frozen=True, slots=True)
-class WholeText:
-    """All tokens of a prompt and a text, with special tokens around them."""
-
-    ids: NDArray[np.int32]
-    """All tokens: [tokens]."""
-    type_ids: NDArray[np.int32] | None
-    """The types of all tokens: [tokens]."""
-    first: int
-    """The text's first token."""
-    end: int
-    """The end of the text's tokens."""
-    starts: NDArray[np.int64]
-    """Code point at which each token of the text begins, after white space that the token begins
-    with."""
-    ends: NDArray[np.int64]
-    """Code point at which each token of the text ends."""
-    word_starts: NDArray[np.bool_]
-    """Whether the token begins a word, or a character if the tokenizer has no words."""
 
 
 class TextProcessor:
@@ -231,24 +211,37 @@ class TextProcessor:
 
         A long text is tokenised in pieces, between which `check_cancelled` is called (`whole.py`).
         """
-        rows = rows_of(self._cutter, prompt + text, check_cancelled)
-        before, end = rows.first, rows.end
-        if prompt:
-            before += int(np.count_nonzero(rows.ends[before:end] <= len(prompt)))
-        starts = np.maximum(rows.starts[before:end].astype(np.int64) - len(prompt), 0)
-        ends = rows.ends[before:end].astype(np.int64) - len(prompt)
-        types = rows.types.astype(np.int32) if self._segments_of_one else None
-        begins = rows.word_starts[before:end].copy()
-        begins[:1] = True
-        if not begins[1:].any():  # no words
-            begins[:] = True
-        begins &= np.diff(ends, prepend=0) > 0
-        begins[1:] &= starts[1:] >= ends[:-1]
-        _int32([int(rows.ids.max(initial=0))])  # raises for an id that no model has
-        ids = rows.ids.astype(np.int32)
-        del rows  # of a million tokens 17 MB
-        _skip_space(text, starts, ends)
-        return WholeText(ids, types, before, end, starts, ends, begins)
+        return join_parts([*self.encode_in_parts(lambda _: (text, True), prompt, check_cancelled)])
+
+    def encode_in_parts(
+        self, read: ReadText, prompt: str = "", check_cancelled: CancelCheck = never_cancelled
+    ) -> Iterator[WholeText]:
+        """Yield the tokens of a text as it is read, in parts that add up to `encode_whole`."""
+
+        def read_prompted(characters: int) -> tuple[str, bool]:
+            own, is_whole = read(max(0, characters - len(prompt)))
+            return prompt + own, is_whole
+
+        places = Places(len(prompt))
+        for rows in rows_in_parts(self._cutter, read_prompted, check_cancelled):
+            _int32([int(rows.ids.max(initial=0))])  # raises for an id that no model has
+            first, starts, ends, word_starts = places.of_part(rows, read)
+            types, closing_types = (
+                (rows.types.astype(np.int32), rows.closing_types.astype(np.int32))
+                if self._segments_of_one
+                else (None, None)
+            )
+            yield WholeText(
+                rows.ids.astype(np.int32),
+                types,
+                first,
+                rows.end,
+                starts,
+                ends,
+                word_starts,
+                rows.closing_ids.astype(np.int32),
+                closing_types,
+            )
 
     def count_tokens(
         self, text: str, most: int, check_cancelled: CancelCheck = never_cancelled
@@ -393,17 +386,6 @@ def special_token(directory: Path, role: str) -> str:
         if isinstance(content, str):
             return content
     return ""
-
-
-def _skip_space(text: str, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-    """Move each start past the white space that its token begins with, unless the token is nothing
-    else.
-    """
-    for index in range(len(starts)):
-        start, end = int(starts[index]), int(ends[index])
-        if end > start and text[start].isspace():
-            own = text[start:end]
-            starts[index] = start + (len(own) - len(own.lstrip()) if not own.isspace() else 0)
 
 
 def _int32(values: list[int]) -> NDArray[np.int32]:

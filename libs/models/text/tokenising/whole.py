@@ -4,30 +4,38 @@ The library takes some 600 bytes per token while it tokenises, and a token may b
 text, so one call for a MiB would take 600 MB. A piece ends where its tokens no longer depend on the
 text after it (`cutting.py`), and the next one begins some characters before that place. Both are
 joined there only if a word begins there in both and they have the same tokens before it. Otherwise,
-as with a text that is one word, the whole text is tokenised, or divided where it is too long for
-that.
+as with a text that is one word, the whole text is tokenised, or its rest is divided where the text
+is too long for that.
+
+Pieces are returned as the text is read, because later text does not change them.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
+from libs.models.interface.work import ANY_LENGTH, CancelCheck
 from libs.models.text.tokenising.cutting import MARGIN, NEAR, Cutter
-from libs.models.work import CancelCheck
+
+ReadText: TypeAlias = Callable[[int], tuple[str, bool]]
+"""Returns the beginning of a text, of at least this many characters if it has as many, and whether
+that is all of it.
+"""
 
 PIECE: Final = 1 << 14
 """Characters that are tokenised in one call, some 10 MB for text that is mostly punctuation."""
 MAX_WHOLE_BYTES: Final = 1 << 17
 """Maximum UTF-8 bytes of a text that is tokenised in one call because its pieces cannot be joined:
-at most as many tokens, 80 MB. A longer one is divided into parts. Tokens near a border of parts may
-differ from those of the whole text.
+at most as many tokens, 80 MB. The rest of a longer one is divided into parts. Tokens near a border
+of parts may differ from those of the whole text.
 """
 _BREAKS: Final = re.compile(r"[\n\u3002\uff01\uff1f.!?]")
 """Characters after which a text is divided if any is near a part's end."""
@@ -46,6 +54,7 @@ class Rows:
     Attributes:
         starts, ends: Offsets in code points, meaningful only for the tokens of the text.
         word_starts: Whether a token begins a word.
+        closing_ids, closing_types: The special tokens after a text, also if later tokens were cut.
     """
 
     ids: NDArray[np.uint32]
@@ -55,6 +64,8 @@ class Rows:
     word_starts: NDArray[np.bool_]
     first: int
     end: int
+    closing_ids: NDArray[np.uint32]
+    closing_types: NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,35 +78,75 @@ class _Joint:
     before: NDArray[np.int64]
 
 
-def rows_of(cutter: Cutter, text: str, check_cancelled: CancelCheck) -> Rows:
-    """Return the tokens of a whole text."""
-    pieces = (
-        _pieces(cutter, text, check_cancelled) if len(text) > PIECE and cutter.is_local else None
-    )
-    if pieces is None and len(text) > MAX_WHOLE_BYTES // 4:
-        pieces = _divided(cutter, text, check_cancelled)
-    return _rows(cutter.encode(text), 0) if pieces is None else _joined(pieces)
-
-
-def _divided(cutter: Cutter, text: str, check_cancelled: CancelCheck) -> list[Rows] | None:
-    """Return the tokens of parts of a text that is one word for the tokenizer; None: it is short
-    enough to be tokenised whole.
+@dataclass(frozen=True, slots=True)
+class WholeText:
+    """The tokens of a prompt and a text, with special tokens around them, or a part of them: the
+    first part has those before the text, the last one those after it.
     """
-    if len(text.encode()) <= MAX_WHOLE_BYTES:
-        return None
-    found: list[Rows] = []
-    leading = _rows(cutter.encode("a"), 0).first
-    begin = 0
+
+    ids: NDArray[np.int32]
+    """All tokens: [tokens]."""
+    type_ids: NDArray[np.int32] | None
+    """The types of all tokens: [tokens]."""
+    first: int
+    """The text's first token."""
+    end: int
+    """The end of the text's tokens."""
+    starts: NDArray[np.int64]
+    """Code point at which each token of the text begins, after white space that the token begins
+    with."""
+    ends: NDArray[np.int64]
+    """Code point at which each token of the text ends."""
+    word_starts: NDArray[np.bool_]
+    """Whether the token begins a word, or a character if the tokenizer has no words."""
+    closing_ids: NDArray[np.int32]
+    """The special tokens after a text."""
+    closing_type_ids: NDArray[np.int32] | None
+    """Their types."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """The part of a text that has been returned: characters, and tokens with special ones."""
+
+    characters: int = 0
+    tokens: int = 0
+
+
+def rows_in_parts(cutter: Cutter, read: ReadText, check_cancelled: CancelCheck) -> Iterator[Rows]:
+    """Yield the tokens of a text in parts as it is read, at least one part."""
+    done = _Progress()
+    text, is_whole = read(PIECE + 1)
+    if len(text) > PIECE and cutter.is_local:
+        yield from _pieces(cutter, read, done, check_cancelled)
+    text, is_whole = (text, is_whole) if is_whole else read(ANY_LENGTH)
+    if done.characters == len(text) and done.tokens:
+        return
+    if len(text) <= MAX_WHOLE_BYTES // 4 or len(text.encode()) <= MAX_WHOLE_BYTES:
+        rows = _rows(cutter.encode(text), 0)
+        yield _cut(rows, done.tokens, len(rows.ids))
+    else:
+        yield from _divided(cutter, text, done.characters, check_cancelled)
+
+
+def _divided(cutter: Cutter, text: str, begin: int, check_cancelled: CancelCheck) -> Iterator[Rows]:
+    """Yield the tokens of parts of the rest of a text, which is one word for the tokenizer."""
+    frame = _rows(cutter.encode("a"), 0)
     while begin < len(text):
         check_cancelled()
         end = _division(text, begin)
         rows = _rows(cutter.encode(text[begin:end]), begin)
         if rows.first == rows.end:  # white space alone: the special tokens are one run
-            rows = replace(rows, first=leading, end=leading)
+            rows = replace(
+                rows,
+                first=frame.first,
+                end=frame.first,
+                closing_ids=frame.closing_ids,
+                closing_types=frame.closing_types,
+            )
         low, high = 0 if begin == 0 else rows.first, rows.end
-        found.append(_cut(rows, low, high if end < len(text) else len(rows.ids)))
+        yield _cut(rows, low, high if end < len(text) else len(rows.ids))
         begin = end
-    return found
 
 
 def _division(text: str, begin: int) -> int:
@@ -126,32 +177,36 @@ def _continues(text: str, at: int) -> bool:
     )
 
 
-def _pieces(cutter: Cutter, text: str, check_cancelled: CancelCheck) -> list[Rows] | None:
-    """Return the tokens of each piece without those that the piece before has; None: the pieces
-    cannot be joined.
+def _pieces(
+    cutter: Cutter, read: ReadText, done: _Progress, check_cancelled: CancelCheck
+) -> Iterator[Rows]:
+    """Yield the tokens of each piece without those that the piece before has, as far as pieces can
+    be joined. `done` is kept up to date.
     """
-    found: list[Rows] = []
     begin, joint = 0, None
     while True:
         check_cancelled()
+        text, is_whole = read(begin + PIECE + 1)
         piece = text[begin : begin + PIECE]
         encoding = cutter.encode(piece)
         rows = _rows(encoding, begin)
         low = 0 if joint is None else _place(rows, joint, cutter.borders(encoding))
         if low < 0:
-            return None
-        if begin + len(piece) == len(text):
-            found.append(_cut(rows, low, len(rows.ids)))
-            return found
+            return
+        if is_whole and begin + len(piece) == len(text):
+            done.characters, done.tokens = len(text), done.tokens + len(rows.ids) - low
+            yield _cut(rows, low, len(rows.ids))
+            return
         stop = cutter.settled(encoding, piece)
         if stop <= max(low, rows.first):
-            return None
+            return
         at = int(rows.starts[stop])
-        found.append(_cut(rows, low, stop))
+        done.characters, done.tokens = at, done.tokens + stop - low
+        yield _cut(rows, low, stop)
         later = max(at - OVERLAP, begin + 1)
         kept = np.flatnonzero(rows.starts[:stop] >= later + MARGIN)[-NEAR:]
         if len(kept) < NEAR:
-            return None
+            return
         begin, joint = later, _Joint(at, _tokens(rows, slice(stop - NEAR, stop)))
 
 
@@ -184,6 +239,8 @@ def _rows(encoding: Encoding, shift: int) -> Rows:
         np.diff(words, prepend=-2) != 0,
         first,
         end,
+        np.array(encoding.ids[end:], dtype=np.uint32),
+        np.array(encoding.type_ids[end:], dtype=np.uint32),
     )
 
 
@@ -197,22 +254,83 @@ def _cut(rows: Rows, low: int, high: int) -> Rows:
         rows.word_starts[low:high].copy(),
         max(rows.first - low, 0),
         min(rows.end, high) - low,
-    )
-
-
-def _joined(pieces: list[Rows]) -> Rows:
-    last = sum(len(piece.ids) for piece in pieces[:-1])
-    return Rows(
-        np.concatenate([piece.ids for piece in pieces]),
-        np.concatenate([piece.types for piece in pieces]),
-        np.concatenate([piece.starts for piece in pieces]),
-        np.concatenate([piece.ends for piece in pieces]),
-        np.concatenate([piece.word_starts for piece in pieces]),
-        pieces[0].first,
-        last + pieces[-1].end,
+        rows.closing_ids,
+        rows.closing_types,
     )
 
 
 def _run(mask: NDArray[np.bool_]) -> int:
     """Return how many of the first values are true."""
     return len(mask) if mask.all() else int(mask.argmin())
+
+
+class Places:
+    """The places of a text's tokens, of one part after the other.
+
+    Args:
+        prompt: Characters of the prompt before the text.
+    """
+
+    def __init__(self, prompt: int) -> None:
+        self._prompt = prompt
+        # State: whether the text has begun, the end of its last token, and whether the tokenizer
+        # has words, which the first part with two tokens decides.
+        self._has_begun = False
+        self._last_end = 0
+        self._has_words: bool | None = None
+
+    def of_part(
+        self, rows: Rows, read: ReadText
+    ) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the first token of the text, and `starts`, `ends` and `word_starts` of
+        `WholeText`.
+        """
+        first, end = rows.first, rows.end
+        if self._prompt and not self._has_begun:
+            first += int(np.count_nonzero(rows.ends[first:end] <= self._prompt))
+        starts = np.maximum(rows.starts[first:end].astype(np.int64) - self._prompt, 0)
+        ends = rows.ends[first:end].astype(np.int64) - self._prompt
+        if first == end:
+            return first, starts, ends, np.zeros(0, np.bool_)
+        begins = rows.word_starts[first:end].copy()
+        begins[0] |= not self._has_begun
+        if self._has_words is None and len(begins) > 1:
+            self._has_words = bool(begins[1:].any())
+        if not self._has_words:
+            begins[:] = True
+        begins &= np.diff(ends, prepend=self._last_end) > 0
+        begins[1:] &= starts[1:] >= ends[:-1]
+        begins[0] &= not self._has_begun or bool(starts[0] >= self._last_end)
+        self._has_begun, self._last_end = True, int(ends[-1])
+        _skip_space(read(0)[0], starts, ends)
+        return first, starts, ends, begins
+
+
+def join_parts(parts: Sequence[WholeText]) -> WholeText:
+    """Return all parts as one."""
+    if len(parts) == 1:
+        return parts[0]
+    ids = np.concatenate([part.ids for part in parts])
+    types = [part.type_ids for part in parts if part.type_ids is not None]
+    return WholeText(
+        ids,
+        np.concatenate(types) if types else None,
+        sum(part.first for part in parts),
+        len(ids) - (len(parts[-1].ids) - parts[-1].end),
+        np.concatenate([part.starts for part in parts]),
+        np.concatenate([part.ends for part in parts]),
+        np.concatenate([part.word_starts for part in parts]),
+        parts[0].closing_ids,
+        parts[0].closing_type_ids,
+    )
+
+
+def _skip_space(text: str, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+    """Move each start past the white space that its token begins with, unless the token is nothing
+    else.
+    """
+    for index in range(len(starts)):
+        start, end = int(starts[index]), int(ends[index])
+        if end > start and text[start].isspace():
+            own = text[start:end]
+            starts[index] = start + (len(own) - len(own.lstrip()) if not own.isspace() else 0)

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.models.results import (
+from libs.models.interface.results import (
     Classification,
     Entity,
     Extraction,
@@ -22,7 +22,7 @@ from libs.models.results import (
     Relation,
     Structure,
 )
-from libs.models.work import CancelCheck, Span
+from libs.models.interface.work import CancelCheck, Span
 
 _NOBODY: Final = -1
 _CHECK_EVERY: Final = 256

@@ -19,11 +19,31 @@ from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
-from libs.models.answer_budget import build_result
-from libs.models.processor import Processor, finish_rows, prepare_parts
-from libs.models.results import EncodeResult, Extraction, ExtractResult, Result, ScoreResult
+from libs.models.interface.processor import Processor, finish_rows, prepare_parts
+from libs.models.interface.results import (
+    EncodeResult,
+    Extraction,
+    ExtractResult,
+    Result,
+    ScoreResult,
+)
+from libs.models.interface.sequences import ANY_BYTES, InputSequence, Output, Prepared
+from libs.models.interface.work import (
+    CancelCheck,
+    ClassifyWork,
+    EncodeWork,
+    EntitiesWork,
+    Given,
+    ModelWork,
+    RelationsWork,
+    ScoreWork,
+    Span,
+    StructureWork,
+    Work,
+)
+from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import document_path, item_path
-from libs.models.text.processing.answers import best_first, labels_reaching
+from libs.models.text.processing.answers import best_first, is_multi_label, labels_reaching
 from libs.models.text.tokenising.text import TextProcessor, Where
 from libs.models.text.windows import merging
 from libs.models.text.windows.spans import (
@@ -33,23 +53,6 @@ from libs.models.text.windows.spans import (
     halves,
     token_windows,
     too_many_windows,
-)
-from libs.models.work import (
-    ANY_BYTES,
-    CancelCheck,
-    ClassifyWork,
-    EncodeWork,
-    EntitiesWork,
-    Given,
-    InputSequence,
-    ModelWork,
-    Output,
-    Prepared,
-    RelationsWork,
-    ScoreWork,
-    Span,
-    StructureWork,
-    Work,
 )
 
 WindowedWork: TypeAlias = ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | StructureWork
@@ -420,8 +423,7 @@ def _rules(work: Work, card: Card) -> merging.Rules:
 
 def _is_exclusive(work: ClassifyWork, card: Card) -> bool:
     """Return whether the scores of labels add up to 1: a softmax over several labels or classes."""
-    multi = card.problem == "multi_label" if work.multi_label is None else work.multi_label
-    if multi or "encode" in card.tasks:
+    if is_multi_label(work, card) or "encode" in card.tasks:
         return False
     fixed = len(card.classes) if card.contradiction is None or not work.labels else 0
     return (fixed or len(work.labels)) > 1

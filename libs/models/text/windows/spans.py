@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Final
 
 from libs.errors import InvalidInput
-from libs.models.text.processing.chunking.dividing import by_tokens
+from libs.models.interface.work import CancelCheck, Span
+from libs.models.text.processing.chunking.token_chunks import by_tokens
 from libs.models.text.tokenising.text import TextProcessor
-from libs.models.work import CancelCheck, Span
 
 MAX_WINDOWS: Final = 2048
 """Maximum windows of one text. The router (services/router/admission/validation/limits.py) has the

@@ -111,3 +111,6 @@ export const past = async () => (await send("/console/history")).json();
 
 // The newest batches of the tenant of this tab's token, by the API that clients use.
 export const batches = async (limit) => (await send(`/v1/batches?limit=${limit}`)).json();
+
+// The newest submitted jobs of this tenant.
+export const jobs = async (limit) => (await send(`/v1/jobs?limit=${limit}`)).json();

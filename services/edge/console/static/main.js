@@ -8,18 +8,19 @@ import { cure, seconds, sentence, title } from "./text.js";
 import { BatchesView } from "./views/batches.js";
 import { ChatView } from "./views/chat.js";
 import { HistoryView } from "./views/history.js";
+import { JobsView } from "./views/jobs.js";
 import { MeshView } from "./views/mesh.js";
 import { ModelDrawer, ModelsView } from "./views/models.js";
 import { PlaygroundView } from "./views/playground.js";
 
-const VIEWS = [["mesh", "Mesh", MeshView], ["history", "History", HistoryView], ["models", "Models", ModelsView], ["playground", "Playground", PlaygroundView], ["chat", "Chat", ChatView], ["batches", "Batches", BatchesView]];
+const VIEWS = [["mesh", "Mesh", MeshView], ["history", "History", HistoryView], ["models", "Models", ModelsView], ["playground", "Playground", PlaygroundView], ["chat", "Chat", ChatView], ["batches", "Batches", BatchesView], ["jobs", "Jobs", JobsView]];
 // Views for admins only, and views that work without watching the mesh.
 const NEEDS_ADMIN = ["mesh", "history"];
-const WITHOUT_MESH = ["playground", "chat", "batches"];
+const WITHOUT_MESH = ["playground", "chat", "batches", "jobs"];
 const THEMES = [["", "system", "the system's"], ["light", "sun", "light"], ["dark", "moon", "dark"]];
 // Connection failures; their titles apply to all views.
 const CONNECTION_FAILURES = ["CANNOT_CONNECT", "NO_EDGE", "UNAUTHENTICATED", "PERMISSION_DENIED"];
-const GOES = { gm: "mesh", gh: "history", gc: "models", gp: "playground", gt: "chat", gb: "batches" };
+const GOES = { gm: "mesh", gh: "history", gc: "models", gp: "playground", gt: "chat", gb: "batches", gj: "jobs" };
 const KEYS = [
   ["/", "Search"],
   ["g m", "Mesh"],
@@ -28,6 +29,7 @@ const KEYS = [
   ["g p", "Playground"],
   ["g t", "Chat (talk)"],
   ["g b", "Batches"],
+  ["g j", "Jobs"],
   ["↑ ↓", "Move through the list of models"],
   ["Enter", "Open a model"],
   ["Ctrl Enter", "Run the request"],

@@ -104,6 +104,16 @@ export const BATCH_STATES = {
   cancelled: ["Cancelled", "idle"],
 };
 
+export const JOB_STATES = {
+  queued: ["Waiting", "idle"],
+  running: ["Running", "accent"],
+  paused: ["Paused", "warn"],
+  completed: ["Completed", "good"],
+  failed: ["Failed", "bad"],
+  expired: ["Expired", "bad"],
+  cancelled: ["Cancelled", "idle"],
+};
+
 // Explanations of the terms of lanes.
 export const LANE_WORDS = {
   waiting: "Jobs in the lane that no worker has started.",

@@ -64,8 +64,7 @@ class Choices:
                 raise invalid(
                     (
                         f"{path} is 0, so all {self.count} answers would be identical: raise it, "
-                        "or "
-                        "request one"
+                        "or request one"
                     ),
                     path,
                 )
@@ -83,9 +82,8 @@ class Choices:
         if self.count > 1 and size > MAX_COPIES_BYTES:
             raise HttpError(
                 "TOO_LARGE",
-                f"{self.count} answers per prompt need {size:,} bytes of prompts, above the "
-                "limit of "
-                f"{MAX_COPIES_BYTES:,}: request fewer answers",
+                f"{self.count} answers per prompt need {size:,} bytes of prompts, above the limit "
+                f"of {MAX_COPIES_BYTES:,}: request fewer answers",
                 field="n",
             )
         found = []
@@ -138,8 +136,7 @@ def count_of_answers(count: int | None, best_of: int | None) -> int:
         raise invalid(
             (
                 f"best_of is {best_of} and n is {count}: all generated answers are returned, so "
-                "omit "
-                "it"
+                "omit it"
             ),
             "best_of",
         )

@@ -121,8 +121,7 @@ class GenerationRequest:
             raise invalid(
                 (
                     f"{field}: models that read images have no system message here: put it into "
-                    "the "
-                    "user's text"
+                    "the user's text"
                 ),
                 field,
             )

@@ -3,8 +3,8 @@ workers keep to. Pure.
 
 1. A size that the request alone decides (labels, scores, dense vectors, tokens to generate) is
   refused here if it is too large.
-2. Where the size depends on the results, the worker cuts it (`libs/models/answer_budget.py`) to the
-  item's share, which is decided here.
+2. Where the size depends on the results, the worker cuts it
+  (`libs/models/runtime/answer_budget.py`) to the item's share, which is decided here.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def _item(
     is_document = content == "document"
     text = item.parts[0].text if item.parts else item.text
     size = documents.text_bytes(item.parts[0].document) if is_document else _utf8(text)
-    limits.CHUNKED.check(size, f"{path}.text")
+    (limits.DIVIDED if is_document else limits.CHUNKED).check(size, f"{path}.text")
     limits.CONTEXT.check(len(item.context), f"{path}.context")
     if chunking.late and item.context:
         raise InvalidInput(

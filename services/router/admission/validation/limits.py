@@ -347,13 +347,19 @@ POOLING: Final = Limit(
     "times",
 )
 CHUNKED: Final = Limit(
-    "an item's text that is divided into chunks (of documents checked by workers)",
+    "an item's text that is divided into chunks",
     ("Chunking",),
     documents.CHUNKED_BYTES,
     BYTES,
 )
 """The text of a book of 400 pages. A worker counts its tokens some four times, 2 s of one thread.
 """
+DIVIDED: Final = Limit(
+    "the text of a document that is divided into chunks (checked by workers)",
+    ("Chunking", "Document.data"),
+    documents.DIVIDED_BYTES,
+    BYTES,
+)
 CHUNKS: Final = Limit(
     "chunks of an item, and its spans (checked by workers, too)",
     ("Chunking", "Item.spans"),
@@ -551,6 +557,7 @@ ALL: Final = (
     TOOL_NAME,
     POOLING,
     CHUNKED,
+    DIVIDED,
     CHUNKS,
     REQUEST_CHUNKS,
     SPANNED,

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from libs.errors import InternalError, ShoalError
 from libs.models import EncodeWork, GeneratedIds, Output, SparseRow
-from libs.models.work import CancelCheck
+from libs.models.interface.work import CancelCheck
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.jobs.answers.delivery import Delivery

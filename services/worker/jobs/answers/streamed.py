@@ -4,6 +4,9 @@ clients of EncodeStream while later ones are computed.
 Not on the request path of the final answer. The runner passes on all tokens so far, or reports that
 chunks are computed. Only the newest state of each job is kept; every 50 ms, a thread converts it to
 text or vectors, which are sent to the router. The final answer also contains the streamed parts.
+
+A router forwards parts for another router's client through Redis. Chunks are sent more slowly then,
+and apart from text, which is small and stays at its pace.
 """
 
 from __future__ import annotations
@@ -13,13 +16,14 @@ import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Final, Protocol, runtime_checkable
 
 from shoal.v1 import worker_pb2
 
 from libs.errors import ShoalError
 from libs.models import Prepared
-from libs.models.model import ComputesChunks
+from libs.models.interface.model import ComputesChunks
 from libs.telemetry.logs import fields
 from services.worker.jobs.held import HeldJob
 from services.worker.machine.tasks import Tasks
@@ -38,6 +42,9 @@ CHUNKS_PART_BYTES: Final = 256 << 10
 MAX_CHUNKS_BYTES: Final = 1 << 20
 """Size of all parts with chunks of one call, and maximum size of a part: a chunk with more arrives
 with the answer."""
+FORWARDED_BYTES_PER_SECOND: Final = 1 << 20
+"""Maximum rate of chunks that the router forwards to other routers through Redis. What exceeds it
+arrives with the answer. The tenants share it."""
 
 
 @runtime_checkable
@@ -72,63 +79,105 @@ class StreamedParts:
         self._senders = Tasks(tasks)
         self._threads = threads
         # Mutable state: the newest tokens of each text that are not sent yet, jobs with chunks that
-        # are not sent yet, and whether a send is in progress.
+        # are not sent yet, and whether a loop sends each of them.
         self._growing: dict[tuple[int, int], _GrowingText] = {}
         self._computed: dict[int, HeldJob] = {}
-        self._is_sending = False
+        self._sends_texts = self._sends_chunks = False
 
     def add(self, held: HeldJob, index: int, ids: list[int]) -> None:
         """Set all tokens so far of a job's sequence."""
         self._growing[(held.number, index)] = _GrowingText(held, index, ids)
-        self._start()
+        if not self._sends_texts:
+            self._sends_texts = True
+            self._senders.start(self._send_texts())
 
     def add_chunks(self, held: HeldJob) -> None:
         """Send the chunks of a job that are computed."""
-        self._computed[held.number] = held
-        self._start()
+        self._computed.setdefault(held.number, held)
+        if not self._sends_chunks:
+            self._sends_chunks = True
+            self._senders.start(self._send_chunks())
 
     def give_up(self) -> None:
         """Stop sending."""
         self._senders.cancel()
 
-    def _start(self) -> None:
-        if not self._is_sending:
-            self._is_sending = True
-            self._senders.start(self._send())
-
-    async def _send(self) -> None:
+    async def _send_texts(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._growing or self._computed:
+        while self._growing:
             growing, self._growing = self._growing, {}
             texts = [progress for progress in growing.values() if not progress.held.unwanted]
-            computed, self._computed = self._computed, {}
-            jobs = [held for held in computed.values() if _is_held(held)]
             parts = await loop.run_in_executor(self._threads, _parts, texts)
-            chunks = await loop.run_in_executor(self._threads, _chunk_parts, jobs)
-            sent = await self._send_parts(
-                [part for _, _, part in parts] + [part for _, _, part in chunks]
-            )
-            for held, index, part in parts if sent else ():
+            response = await self._call([part for _, _, part in parts])
+            for held, index, part in () if response is None else parts:
                 held.streamed[index] = held.streamed.get(index, "") + part.text
-            for held, count, _ in chunks if sent else ():
-                held.streamed_chunks += count
-            is_full = sum(len(part.chunks) for _, _, part in chunks) >= MAX_CHUNKS_BYTES
-            for held in jobs if is_full else [held for held, _, _ in chunks]:  # they may have more
-                self._computed.setdefault(held.number, held)
-            await asyncio.sleep(INTERVAL_SECONDS if sent else FAILED_SECONDS)
-        self._is_sending = False
+            await asyncio.sleep(FAILED_SECONDS if response is None else INTERVAL_SECONDS)
+        self._sends_texts = False
 
-    async def _send_parts(self, parts: list[worker_pb2.JobDelta]) -> bool:
-        """Return False if they could not be sent."""
+    async def _send_chunks(self) -> None:
+        loop, turns = asyncio.get_running_loop(), TenantTurns()
+        while self._computed:
+            computed, self._computed = self._computed, {}
+            jobs = turns.order([held for held in computed.values() if _is_held(held)])
+            parts = await loop.run_in_executor(self._threads, _chunk_parts, jobs)
+            response = await self._call([part for _, _, part in parts])
+            for held, count, _ in () if response is None else parts:
+                held.streamed_chunks += count
+            sent = [held for held, _, _ in parts]
+            turns.note_sent(sent)
+            is_full = sum(len(part.chunks) for _, _, part in parts) >= MAX_CHUNKS_BYTES
+            rest = [held for held in jobs if held not in sent] if is_full else []
+            for held in [*rest, *sent]:  # those that were sent may have more
+                self._computed.setdefault(held.number, held)
+            await asyncio.sleep(pause_seconds(response))
+        self._sends_chunks = False
+
+    async def _call(self, parts: list[worker_pb2.JobDelta]) -> worker_pb2.DeltasResponse | None:
+        """Send parts to the router. Return None if they could not be sent."""
         if not parts:
-            return True
+            return worker_pb2.DeltasResponse()
         request = worker_pb2.DeltasRequest(worker_id=self._link.identity.worker_id, deltas=parts)
         try:
-            await self._link.send_deltas(request)
+            return await self._link.send_deltas(request)
         except ShoalError as error:
             log.debug("parts of answers could not be streamed: %s", error)
-            return False
-        return True
+            return None
+
+
+def pause_seconds(response: worker_pb2.DeltasResponse | None) -> float:
+    """Return how long to wait after a call with chunks; None if it failed."""
+    if response is None:
+        return FAILED_SECONDS
+    return max(INTERVAL_SECONDS, response.forwarded_bytes / FORWARDED_BYTES_PER_SECOND)
+
+
+class TenantTurns:
+    """Orders jobs so that the tenants share the bytes of a call equally, however many jobs
+    each has. Pure.
+    """
+
+    def __init__(self) -> None:
+        # State: the number of the last call that had parts of each tenant's jobs.
+        self._calls = 0
+        self._last: dict[str, int] = {}
+
+    def order(self, jobs: Sequence[HeldJob]) -> list[HeldJob]:
+        """Return a job of each tenant in turn, beginning with the tenant that has waited longest.
+        The jobs of a tenant keep their order.
+        """
+        by_tenant: dict[str, list[HeldJob]] = {}
+        for held in jobs:
+            by_tenant.setdefault(held.job.tenant, []).append(held)
+        self._last = {tenant: self._last.get(tenant, 0) for tenant in by_tenant}
+        queues = sorted(by_tenant, key=self._last.__getitem__)
+        rounds = zip_longest(*(by_tenant[tenant] for tenant in queues))
+        return [held for each in rounds for held in each if held is not None]
+
+    def note_sent(self, jobs: Sequence[HeldJob]) -> None:
+        """Note the jobs of which a call had parts."""
+        self._calls += 1
+        for held in jobs:
+            self._last[held.job.tenant] = self._calls
 
 
 def within_share(prepared: Prepared, answer_bytes: int) -> Prepared:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from libs.models import EncodeWork, Forwarded, InputSequence, Prepared, ScoreWork
-from libs.models.pending import PendingBatch
+from libs.models.interface.pending import PendingBatch
 from services.worker.jobs.execution.dedup import Deduplicated
 from services.worker.jobs.execution.oom_recovery import Failure, RecoveryResult
 from services.worker.jobs.held import HeldJob

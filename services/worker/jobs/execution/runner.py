@@ -27,7 +27,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from libs.errors import DeadlinePassed, OutOfMemory, ShoalError
 from libs.models import InputSequence, Prepared, Unfinished, YieldPoint, never_yield
-from libs.models.pending import LaunchesBatches, PendingBatch
+from libs.models.interface.pending import LaunchesBatches, PendingBatch
 from libs.telemetry import metrics
 from libs.telemetry.logs import Value, fields
 from services.worker.jobs import spans

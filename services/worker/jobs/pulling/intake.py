@@ -23,9 +23,9 @@ from libs.documents.reader import shared_reader
 from libs.documents.text_size import TextBudget
 from libs.errors import InternalError, ShoalError
 from libs.models import CancelCheck, EncodeWork, Prepared, Work, with_truncation
-from libs.models.documents import has_documents, with_pages
 from libs.models.images.memory import reserving
-from libs.models.model import ComputesChunks
+from libs.models.interface.model import ComputesChunks
+from libs.models.runtime.documents import has_documents, with_pages
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.jobs import spans

@@ -21,7 +21,11 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 
 Output = Annotated[
     str,
-    typer.Argument(metavar="OUTPUT", help="Folder or URL of the job's parts.", show_default=False),
+    typer.Argument(
+        metavar="OUTPUT",
+        help="Folder or URL of the job's parts, or the id of a submitted job.",
+        show_default=False,
+    ),
 ]
 InFlight = Annotated[
     int | None,
@@ -77,7 +81,7 @@ Source = Annotated[
     typer.Option(
         "--input",
         "-i",
-        help=".parquet or .jsonl: a path or URL (s3://bucket/docs.parquet), pattern or folder.",
+        help=".parquet, .jsonl, .csv or .tsv: a path, URL (s3://bucket/a.csv), pattern or folder.",
         show_default=False,
         rich_help_panel=FILES,
     ),
@@ -151,6 +155,16 @@ class JobLimits:
             old.patience if self.patience is None else self.patience,
             old.prices if self.price is None else _prices(self.price),
         )
+
+    def given(self) -> dict[str, float | int]:
+        """Return the limits that are given, by their names in a manifest. Raises BadParameter."""
+        values = {
+            "in_flight": self.in_flight,
+            "failed_share": self.max_failed,
+            "deadline": _deadline(self.deadline) if self.deadline else None,
+            "patience": self.patience,
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,14 @@ from typing import Any, Final
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
-from shoal.bulk.engine import Job
+from shoal.bulk.engine import Job, create
 from shoal.bulk.failures import JobError
 from shoal.bulk.manifest import CONTROL, MAX_SILENT_SECONDS, Manifest, load
 from shoal.bulk.places import Place, place
 from shoal.bulk.progress import Progress as JobProgress
+from shoal.bulk.spec import Recipe
 from shoal.calls.retry import RetryPolicy
+from shoal.cli.bulk.arguments import JobLimits
 from shoal.cli.console import Console, counted, emit, facts, note, show
 from shoal.cli.failures import InputError
 from shoal.cli.options import Connection, reachable
@@ -52,6 +54,17 @@ def loaded(output: str) -> tuple[Place, Manifest]:
     if manifest is None:
         raise JobError(f"{output} has no job: it has no manifest.json")
     return found, manifest
+
+
+def continued(where: Place, source: str, made: Recipe, limits: JobLimits) -> Manifest:
+    """Return a new job, or the job of this recipe and input that the location has, which keeps the
+    limits that are not given. Raises JobError.
+    """
+    before = load(where)
+    manifest = create(where, source, made, limits.limits())
+    if before is not None and before.job == manifest.job:
+        manifest.limits = limits.limits(before.limits)
+    return manifest
 
 
 def run(
@@ -197,6 +210,7 @@ def print_state(where: Place, manifest: Manifest, *, as_json: bool = False) -> N
         "input": _input(manifest),
         "rows": f"{done} in {counted(len(manifest.parts), 'part')}",
         "failed": f"{manifest.failed:,}" if manifest.failed else "",
+        "cut": f"{manifest.truncated:,}" if manifest.truncated else "",
         "tokens": f"{manifest.tokens:,}",
         "cost": cost_line(manifest.cost, _whole_cost(manifest, state)) if manifest.cost else "",
         "embedding id": manifest.embedding_id,

@@ -170,6 +170,11 @@ class LineFiles:
         return False
 
     @property
+    def pages(self) -> str:
+        """The pages of documents to read; empty for all."""
+        return ""
+
+    @property
     def resume(self) -> bool:
         """True if results are appended to those of an existing .jsonl file."""
         return False
@@ -214,6 +219,14 @@ class VectorFiles(ItemFiles):
             rich_help_panel=FILES,
         ),
     ] = False
+    pages: Annotated[
+        str,
+        typer.Option(
+            help="Pages of each document to read, such as 3 or 1-5; default all.",
+            show_default=False,
+            rich_help_panel=FILES,
+        ),
+    ] = ""
     suffixes: ClassVar[tuple[str, ...]] = (".npy", ".npz", ".parquet", ".jsonl")
 
 

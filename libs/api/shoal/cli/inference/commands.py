@@ -40,7 +40,8 @@ from shoal.cli.inference.arguments import (
 from shoal.cli.inference.inputs import given_entities
 from shoal.cli.inference.invocation import Invocation
 from shoal.cli.inference.report import report_extractions, report_ranking, report_vectors
-from shoal.cli.options import FILES, ModelId, OpenClient, connected
+from shoal.cli.model_names import ModelId
+from shoal.cli.options import FILES, OpenClient, connected
 from shoal.options import EncodeOptions, LongTextOptions
 from shoal.schema import Schema
 from shoal.tasks import Chunking, ReadText, Regions, TextLayer

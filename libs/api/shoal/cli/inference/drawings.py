@@ -12,7 +12,8 @@ from shoal.cli.failures import InputError
 from shoal.cli.inference import outputs
 from shoal.cli.inference.files import Record
 from shoal.drawing import drawn
-from shoal.results import ExtractResult, Region
+from shoal.extractions import Region
+from shoal.results import ExtractResult
 
 
 def check(output: Path | None, records: Sequence[Record]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,12 @@ from typing import Any, Final, TextIO
 
 import typer
 
+from shoal.bulk.matching import DELIMITERS
 from shoal.cli.failures import InputError
 from shoal.tasks import Document
 
 LINES: Final = (".txt",)
 JSON_LINES: Final = (".jsonl", ".ndjson")
-DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 PARQUET: Final = (".parquet",)
 SUFFIXES: Final = (*LINES, *JSON_LINES, *DELIMITERS, *PARQUET)
 IMAGES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -37,6 +38,7 @@ class Record:
     Attributes:
         is_image: Whether the text is the path of an image file.
         is_document: Whether the text is the path of a document.
+        pages: The first and the last page of a document; 0: that of the file.
         problem: Why the source has no text, where `--on-invalid skip` lets the command go on; else
             empty.
     """
@@ -47,6 +49,7 @@ class Record:
     is_image: bool = False
     problem: str = ""
     is_document: bool = False
+    pages: tuple[int, int] = (0, 0)
 
     @property
     def kind(self) -> str:
@@ -58,7 +61,7 @@ class Record:
     @property
     def item(self) -> str | Path | Document:
         if self.is_document and self.text:
-            return Document(Path(self.text))
+            return Document(Path(self.text), *self.pages)
         return Path(self.text) if self.is_image and self.text else self.text
 
 
@@ -303,3 +306,19 @@ def _cell(row: dict[str, object], column: str, where: str) -> Record:
             "needed: name another with --column"
         )
     return Record(text, where, row)
+
+
+def page_range(asked: str) -> tuple[int, int]:
+    """Return the first and the last page of `--pages`; 0: to the end. Raises BadParameter."""
+    match = re.fullmatch(r"(\d{1,9})(-(\d{1,9})?)?", asked.replace(" ", "")) if asked else None
+    if not asked:
+        return 1, 0
+    if match is None:
+        raise typer.BadParameter(f"--pages {asked} must be a page or a range, such as 3 or 1-5")
+    first = int(match[1])
+    last = first if match[2] is None else int(match[3] or 0)
+    if first < 1 or 0 < last < first:
+        raise typer.BadParameter(
+            f"--pages {asked}: pages count from 1, and the last is not before the first"
+        )
+    return first, last

@@ -28,11 +28,13 @@ from shoal.cli.inference.arguments import (
 )
 from shoal.cli.inference.invocation import Invocation
 from shoal.cli.inference.report import report_extractions
-from shoal.cli.options import ModelId, OpenClient, connected
+from shoal.cli.model_names import ModelId
+from shoal.cli.options import OpenClient, connected
 from shoal.cli.text import printable
 from shoal.client import Client
+from shoal.extractions import Delta
 from shoal.options import EncodeOptions, StreamOptions
-from shoal.results import Delta, ExtractResult
+from shoal.results import ExtractResult
 from shoal.tasks import ReadText
 
 GENERATION_PART_ITEMS: Final = 16

@@ -19,7 +19,7 @@ import typer
 from shoal.cli.console import bar, counted, note
 from shoal.cli.inference import outputs, parquet
 from shoal.cli.inference.arguments import LineFiles, VectorFiles
-from shoal.cli.inference.files import DOCUMENTS, IMAGES, SUFFIXES, Record
+from shoal.cli.inference.files import DOCUMENTS, IMAGES, SUFFIXES, Record, page_range
 from shoal.cli.inference.inputs import located, read
 from shoal.errors import ModelChanged, ShoalError
 from shoal.options import ItemOptions
@@ -70,9 +70,12 @@ class Invocation:
         )
         if files.image and files.document:
             raise typer.BadParameter("--image and --document exclude each other: name one")
+        if files.pages and not files.document:
+            raise typer.BadParameter("--pages selects pages of documents: add --document")
+        pages = page_range(files.pages) if files.pages else (0, 0)
         if files.image or files.document:
             records = [
-                replace(record, is_image=files.image, is_document=files.document)
+                replace(record, is_image=files.image, is_document=files.document, pages=pages)
                 for record in records
             ]
         else:

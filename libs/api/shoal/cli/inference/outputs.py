@@ -117,8 +117,7 @@ def lines_before(output: Path, records: Sequence[Record]) -> int:
         is_same = False
     if not is_same:
         raise InputError(
-            f"{problem}: name the input that it was written from, or leave --resume out to "
-            "begin "
+            f"{problem}: name the input that it was written from, or leave --resume out to begin "
             "again"
         )
     return count

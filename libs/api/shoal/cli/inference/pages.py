@@ -8,7 +8,6 @@ Parsers belong in a process with limits, which the client has not.
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,14 +16,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
-import typer
-
 from shoal.cli.console import bar, counted, emit, note
 from shoal.cli.failures import InputError
 from shoal.cli.inference import outputs
+from shoal.cli.inference.files import page_range
 from shoal.cli.text import document as line_of
 from shoal.cli.text import printable
-from shoal.results import ExtractResult, PageText
+from shoal.extractions import PageText
+from shoal.results import ExtractResult
 from shoal.tasks import Document
 
 GROUP: Final = "shoal.documents"
@@ -41,7 +40,7 @@ class Reading:
 
     def __init__(self, file: Path, asked: str, dots_per_inch: int, output: Path | None) -> None:
         outputs.check(output, ".md", ".txt", ".jsonl")
-        self._first, self._last = _range(asked)
+        self._first, self._last = page_range(asked)
         try:
             self._data = file.read_bytes()
         except OSError as error:
@@ -155,19 +154,3 @@ def _reader() -> Callable[[bytes, int, int], tuple[int, list[str]]]:
         return found  # type: ignore[no-any-return]
     advice = "pip install 'shoal-mesh[worker,documents]', or name a model of a mesh with --model"
     raise InputError(f"documents cannot be read here because shoal-mesh is not installed: {advice}")
-
-
-def _range(asked: str) -> tuple[int, int]:
-    """Return the first and the last page; 0: to the end."""
-    match = re.fullmatch(r"(\d{1,9})(-(\d{1,9})?)?", asked.replace(" ", "")) if asked else None
-    if not asked:
-        return 1, 0
-    if match is None:
-        raise typer.BadParameter(f"--pages {asked} must be a page or a range, such as 3 or 1-5")
-    first = int(match[1])
-    last = first if match[2] is None else int(match[3] or 0)
-    if first < 1 or 0 < last < first:
-        raise typer.BadParameter(
-            f"--pages {asked}: pages count from 1, and the last is not before the first"
-        )
-    return first, last

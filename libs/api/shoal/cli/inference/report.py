@@ -9,7 +9,8 @@ from shoal.cli.console import emit, preview, show, table
 from shoal.cli.inference import outputs
 from shoal.cli.inference.invocation import Invocation
 from shoal.cli.text import document, printable
-from shoal.results import EncodeResult, Extraction, ExtractResult, ScoreResult, Value
+from shoal.extractions import Extraction, Value
+from shoal.results import EncodeResult, ExtractResult, ScoreResult
 
 
 def report_vectors(run: Invocation, result: EncodeResult) -> None:

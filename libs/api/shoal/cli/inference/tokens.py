@@ -13,7 +13,8 @@ from shoal.cli.console import bar, counted, emit, preview, show, table
 from shoal.cli.inference.arguments import AsJson, TextFile, Texts
 from shoal.cli.inference.files import Selection
 from shoal.cli.inference.inputs import located, read
-from shoal.cli.options import ModelId, OpenClient, connected
+from shoal.cli.model_names import ModelId
+from shoal.cli.options import OpenClient, connected
 from shoal.options import PoolOption, PriorityOption
 from shoal.tasks import Truncation
 from shoal.tokens import TokenizeResult, Tokens

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from shoal.cli.console import emit, note, show, table
 from shoal.cli.failures import InputError
-from shoal.cli.options import Json, ModelId, OpenClient, connected
+from shoal.cli.model_names import ModelId
+from shoal.cli.options import Json, OpenClient, connected
 from shoal.status import Alias
 
 AliasName = Annotated[

@@ -10,16 +10,16 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
-from shoal.bulk.engine import create
 from shoal.bulk.failures import JobError
 from shoal.bulk.places import place
 from shoal.cli.bulk.arguments import JobLimits, JobServing, OptionalFiles, recipe
-from shoal.cli.bulk.running import loaded, print_state, reported, run, state_of
+from shoal.cli.bulk.running import continued, loaded, print_state, reported, run, state_of
 from shoal.cli.console import Console, counted, emit, note, show, table
 from shoal.cli.evaluation.running import BATCH_TEXTS
 from shoal.cli.migration.aliases import AliasName, print_aliases
 from shoal.cli.migration.comparison import compare as compare_models
 from shoal.cli.migration.comparison import print_comparison, read_files, read_folder
+from shoal.cli.model_names import NextModel
 from shoal.cli.options import Connection, Json, OpenClient, connected, grouped, reachable
 from shoal.errors import InvalidInput
 from shoal.results import EncodeResult
@@ -41,7 +41,7 @@ migrate = typer.Typer(
 def start(
     alias: AliasName,
     *,
-    to: Annotated[str, typer.Option(metavar="MODEL", help="The new model.", show_default=False)],
+    to: NextModel,
     files: OptionalFiles,
     role: Annotated[
         Role, typer.Option(help="Selects the model's prompt for the corpus.")
@@ -71,7 +71,7 @@ def start(
     with reported():
         where = place(files.output)
         made = recipe("encode", to, files, serving, {"role": role})
-        manifest = create(where, files.source, made, limits.limits())
+        manifest = continued(where, files.source, made, limits)
         if manifest.state == "completed":
             print_state(where, manifest, as_json=as_json)
             return
@@ -101,7 +101,9 @@ def compare(
     ] = None,
     corpus: Annotated[
         str,
-        typer.Option("--input", "-i", help="The corpus, .parquet or .jsonl.", show_default=False),
+        typer.Option(
+            "--input", "-i", help="The corpus, .parquet, .jsonl, .csv or .tsv.", show_default=False
+        ),
     ] = "",
     column: Annotated[str, typer.Option(help="Column of the corpus with the texts.")] = "text",
     sample: Annotated[

@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from shoal.cli.console import emit, note, show
+from shoal.cli.model_names import ModelId
 from shoal.cli.operation.tables import (
     lanes_table,
     leader_line,
@@ -19,7 +20,7 @@ from shoal.cli.operation.tables import (
     show_model,
     workers_table,
 )
-from shoal.cli.options import Json, ModelId, OpenClient, connected, set_parameters
+from shoal.cli.options import Json, OpenClient, connected, set_parameters
 from shoal.status import Model
 
 models = typer.Typer(

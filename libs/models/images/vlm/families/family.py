@@ -11,7 +11,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from libs.models.head import ModelHead
 from libs.models.images.families.clip import LAYERS
 from libs.models.images.families.family import encoder_spec, square_grid
 from libs.models.images.patches import PatchSpec
@@ -21,8 +20,9 @@ from libs.models.images.vlm.connectors import Connector
 from libs.models.images.vlm.heads import Use
 from libs.models.images.vlm.image_converter import ImageConverter
 from libs.models.images.vlm.parts import Prompts
+from libs.models.interface.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.layers.spec import Config, EncoderSpec
+from libs.models.layers.spec import Config, EncoderSpec, Rope
 from libs.models.text.processing.static import TokenWeights
 from libs.models.text.tokenising.text import run_of_ones
 from libs.models.weights import HeadRule, Rule
@@ -158,3 +158,21 @@ def special_around(tokenizer: Tokenizer) -> tuple[str, str]:
     return "".join(encoding.tokens[:before]), "".join(
         encoding.tokens[len(encoding.tokens) - after :]
     )
+
+
+def plane_rope(config: Config, key: str, size: int, base: float = 10_000.0) -> Rope:
+    """Return the rotary positions of patches: half of a head's pairs turn with the row of the
+    patch, half with its column.
+
+    Args:
+        key: Key of config.json that decides the size of a head.
+        size: Numbers in a head. Raises ModelBroken unless it is a multiple of four.
+    """
+    if size % 4:
+        raise config.unsupported(
+            key, f"heads of {size} numbers cannot be rotated in two dimensions"
+        )
+    half = size // 2
+    turned = 1.0 / (base ** (torch.arange(0, half, 2, dtype=torch.float32, device="cpu") / half))
+    pairs = tuple(turned.tolist())
+    return Rope(pairs * 2, axes=(0,) * len(pairs) + (1,) * len(pairs))

@@ -17,11 +17,17 @@ from torch import Tensor, nn
 from libs.models.images.patches import PatchSpec
 from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Merger, Mergers, linear_of
-from libs.models.images.vlm.families.family import SIGLIP, Files, State, VisionLanguageSpec
+from libs.models.images.vlm.families.family import (
+    SIGLIP,
+    Files,
+    State,
+    VisionLanguageSpec,
+    plane_rope,
+)
 from libs.models.images.vlm.heads import vectors_of_tokens
 from libs.models.images.vlm.parts import Frame, Prompts
 from libs.models.images.vlm.smart import SmartResize
-from libs.models.layers.spec import Config, EncoderSpec, LayerSpec, Rope
+from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
 from libs.models.text.heads.linear import check_shape
 from libs.models.weights import SINGLE, HeadRule, Rule
 
@@ -104,20 +110,12 @@ def _tower(config: Config) -> tuple[EncoderSpec, PatchSpec]:
     hidden = config.size("hidden_size", 1152)
     heads = config.head_count("num_attention_heads", hidden, 16)
     size = hidden // heads
-    if size % 4:
-        raise config.unsupported(
-            "num_attention_heads", f"heads of {size} numbers cannot be rotated in two dimensions"
-        )
     base = (
         config.part("rope_parameters").number("rope_theta", 10_000.0)
         if config.has("rope_parameters")
         else 10_000.0
     )
-    turned = 1.0 / (
-        base ** (torch.arange(0, size // 2, 2, dtype=torch.float32, device="cpu") / (size // 2))
-    )
-    pairs = tuple(turned.tolist())
-    rope = Rope(pairs * 2, axes=(0,) * len(pairs) + (1,) * len(pairs))
+    rope = plane_rope(config, "num_attention_heads", size, base)
     spec = EncoderSpec(
         hidden=hidden,
         heads=heads,

@@ -1,11 +1,12 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL for retrieval (arXiv 2409.12191, 2502.13923, 2511.21631), and
-ColQwen2 (2407.01449) based on them.
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL (arXiv 2409.12191, 2502.13923, 2511.21631) and Qwen3.5 for
+retrieval, and ColQwen2 (2407.01449) based on them.
 
 Towers have positions in two dimensions and merge squares of patches to rows; Qwen2 or Qwen3 has
 positions in three (M-RoPE). Qwen2.5's tower has windows in most layers. Qwen3's also has mergers
-after some layers (DeepStack). Two wrappers of Qwen3-VL with code in their repositories are
-supported: TomoroAI's ColQwen3 (a projection), and NVIDIA's Nemotron ColEmbed V2 (arXiv 2602.03992;
-bidirectional, no projection).
+after some layers (DeepStack). Qwen3.5 has Qwen3's tower without these, and gated delta nets in most
+layers of its text encoder. Three wrappers with code in their repositories are supported:
+TomoroAI's ColQwen3 (a projection), NVIDIA's Nemotron ColEmbed V2 (arXiv 2602.03992; bidirectional,
+no projection), and Jina's reranker m0 (Qwen2-VL and two layers that score the last token).
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ import torch
 from torch import nn
 
 from libs.errors import ModelBroken
-from libs.models.head import ModelHead
+from libs.kinds.vision_language.card import is_jina_reranker
 from libs.models.images.patches import PatchSpec
 from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Merger, Mergers, linear_of
-from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec
+from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec, plane_rope
 from libs.models.images.vlm.heads import (
     Use,
     answers,
+    judged,
     last_state,
     states_of_tokens,
     vectors_of_tokens,
 )
 from libs.models.images.vlm.parts import INSTRUCTION, Frame, Pair, Prompts
 from libs.models.images.vlm.smart import MARK, SmartResize
+from libs.models.interface.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.layers.spec import Config, EncoderSpec, LayerSpec, Rope
+from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
 from libs.models.text.heads.linear import check_shape
 from libs.models.text.tokenising.text import special_token
 from libs.models.weights import SINGLE, HeadRule, InFile, Maybe, Rule
@@ -42,6 +45,7 @@ MODEL_TYPES = (
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
+    "qwen3_5",
     "colqwen2",
     "colqwen3",
     "qwen3_vl_nemotron_embed",
@@ -61,9 +65,11 @@ NAMES = {
     "embed_tokens.": "text.embed_tokens.",
     "layers.": "text.layers.",
     "norm.": "text.norm.",
+    "mtp.": "text.mtp.",
     "lm_head.": "head.words.",
     "embedding_proj_layer.": "head.projection.",
     "custom_text_proj.": "head.projection.",
+    "score.": "head.score.",
 }
 
 TOWER: dict[str, Rule] = {
@@ -91,12 +97,24 @@ CONNECTOR: dict[str, HeadRule] = {
     "deep.{}.linear_fc2": Maybe("deep.{}.down"),
 }
 
-HEADS: dict[str, HeadRule] = {"projection": Maybe("projection"), "words": InFile("words")}
+HEADS: dict[str, HeadRule] = {
+    "projection": Maybe("projection"),
+    "words": InFile("words"),
+    "score.0": Maybe("score.0"),
+    "score.2": Maybe("score.2"),
+}
 
 _TOMORO, _NEMOTRON = "colqwen3", "qwen3_vl_nemotron_embed"
 _MAX_TOKENS = 1280  # of a TomoroAI image: fixed in its code, whatever its files contain
 _EPS = 1e-6
-_SECTIONS = {"qwen2_vl": (16, 24, 24), "qwen2_5_vl": (16, 24, 24), "qwen3_vl": (24, 20, 20)}
+_SECTIONS = {
+    "qwen2_vl": (16, 24, 24),
+    "qwen2_5_vl": (16, 24, 24),
+    "qwen3_vl": (24, 20, 20),
+    "qwen3_5": (11, 11, 10),
+}
+_TEXTS = {"qwen3_vl": "qwen3", "qwen3_5": "qwen3_5_text"}
+"""The model_type of the text encoder, "qwen2" for others; these have the third tower."""
 _IMAGE = f"<|vision_start|>{MARK}<|vision_end|>"
 _INSTRUCTION = f"<|im_start|>user\n{_IMAGE}Describe the image.<|im_end|><|endoftext|>"
 _INSTRUCTION_END = "<|im_end|><|endoftext|>"
@@ -106,6 +124,9 @@ _JUDGED = (
     "provided. "
     'Note that the answer can only be "yes" or "no".'
 )
+_JINA_BIAS = 2.65  # of the logit, in the code of jina-reranker-m0
+_JINA_END = 100  # the id of the token that its scores are read from
+_JINA_PIXELS = (3136, 602_112)  # of an image, fixed in its code, whatever its files contain
 _AUGMENTED = 10  # padding tokens after a query, which the model attends to and returns vectors for
 
 
@@ -125,6 +146,9 @@ def spec(files: Files) -> VisionLanguageSpec:
     image_converter = SmartResize.from_config(files.images, block.patches, block.side, plain=is_hf)
     if files.config.text("model_type") == _TOMORO:
         image_converter = replace(image_converter, most=_MAX_TOKENS * image_converter.square**2)
+    if is_jina_reranker(files.config.values):
+        least, most = _JINA_PIXELS
+        image_converter = replace(image_converter, least=least, most=most)
     return VisionLanguageSpec(
         text={**_text(texts, kind), **({"is_causal": False} if named == _NEMOTRON else {})},
         encoder=encoder,
@@ -133,15 +157,22 @@ def spec(files: Files) -> VisionLanguageSpec:
         connector=partial(_mergers, encoder.hidden * block.side**2, width, taps),
         heads=_heads(files),
         image_converter=image_converter,
-        prompts=_conversation(files.use, kind)
-        if files.use in ("dense", "score")
-        else _prompts(files, is_hf),
+        prompts=_used_prompts(files, kind, is_hf),
         mark=MARK,
     )
 
 
+def _used_prompts(files: Files, kind: str, is_hf: bool) -> Prompts:
+    if files.use == "score" and is_jina_reranker(files.config.values):
+        pair = Pair("\n**Query**:\n", "**Document**:\n", "", document_first=True)
+        return Prompts(Frame(), Frame(), Frame(), pair=pair, last=_JINA_END)
+    if files.use in ("dense", "score"):
+        return _conversation(files.use, kind)
+    return _prompts(files, is_hf)
+
+
 def _text(texts: Config, kind: str) -> Mapping[str, object]:
-    """Convert to the config.json of Qwen2 or Qwen3, with default sections of M-RoPE if the files
+    """Convert to the config.json of the text encoder, with default sections of M-RoPE if the files
     omit them.
     """
     old = texts.has("rope_scaling")
@@ -149,14 +180,14 @@ def _text(texts: Config, kind: str) -> Mapping[str, object]:
         "mrope_section": list(_SECTIONS[kind]),
         **texts.part("rope_scaling" if old else "rope_parameters").values,
     }
-    rope["mrope_interleaved"] = kind == "qwen3_vl"
+    rope["mrope_interleaved"] = kind in _TEXTS
     values = {
         key: value
         for key, value in texts.values.items()
         if key not in ("rope_scaling", "rope_parameters")
     }
     return values | {
-        "model_type": "qwen3" if kind == "qwen3_vl" else "qwen2",
+        "model_type": _TEXTS.get(kind, "qwen2"),
         "rope_parameters": rope,
     }
 
@@ -165,19 +196,11 @@ def _tower(config: Config, kind: str) -> tuple[EncoderSpec, BlockSpec, tuple[int
     """Return the encoder, its patches, and the layers followed by mergers."""
     config.require("in_channels", 3)
     config.require("in_chans", 3)
-    first, second, third = kind == "qwen2_vl", kind == "qwen2_5_vl", kind == "qwen3_vl"
+    first, second, third = kind == "qwen2_vl", kind == "qwen2_5_vl", kind in _TEXTS
     hidden = config.size("embed_dim" if first else "hidden_size", 1152 if third else 1280)
     heads = config.head_count("num_heads", hidden, 16)
     size = hidden // heads
-    if size % 4:
-        raise config.unsupported(
-            "num_heads", f"heads of {size} numbers cannot be rotated in two dimensions"
-        )
-    turned = 1.0 / (
-        10_000.0 ** (torch.arange(0, size // 2, 2, dtype=torch.float32, device="cpu") / (size // 2))
-    )
-    pairs = tuple(turned.tolist())
-    rope = Rope(pairs * 2, axes=(0,) * len(pairs) + (1,) * len(pairs))
+    rope = plane_rope(config, "num_heads", size)
     layers, patch, side = (
         config.layers("depth", 27 if third else 32),
         config.size("patch_size", 16 if third else 14),
@@ -213,7 +236,8 @@ def _tower(config: Config, kind: str) -> tuple[EncoderSpec, BlockSpec, tuple[int
     table = round(config.size("num_position_embeddings", 2304) ** 0.5) if third else 0
     patches = PatchSpec(hidden, patch, (0, 0), class_token=False, bias=third, resampled=True)
     block = BlockSpec(patches, side, window, config.size("temporal_patch_size", 2), table)
-    taps = _numbers(config, "deepstack_visual_indexes", (8, 16, 24)) if third else ()
+    deep = kind == "qwen3_vl"
+    taps = _numbers(config, "deepstack_visual_indexes", (8, 16, 24)) if deep else ()
     return replace(plain, norm_kind="rms", gated=True) if second else plain, block, taps
 
 
@@ -255,6 +279,8 @@ def _heads(files: Files) -> Callable[[State, PackedEncoder], Mapping[str, ModelH
         return (
             states_of_tokens if files.config.text("model_type") == _NEMOTRON else vectors_of_tokens
         )
+    if is_jina_reranker(files.config.values):
+        return partial(judged, _JINA_BIAS)
     yes, no = (files.tokenizer.token_to_id(answer) for answer in ("yes", "no"))
     if yes is None or no is None:
         raise ModelBroken('tokenizer.json: "yes" and "no" must be one token each')
@@ -273,7 +299,7 @@ def _conversation(use: Use, kind: str) -> Prompts:
         return Prompts(
             frame, frame, frame, instruction="Retrieve relevant documents for the query.", pair=pair
         )
-    usual = "Represent the user's input." if kind == "qwen3_vl" else "You are a helpful assistant."
+    usual = "Represent the user's input." if kind in _TEXTS else "You are a helpful assistant."
     return Prompts(frame, frame, frame, instruction=usual)
 
 

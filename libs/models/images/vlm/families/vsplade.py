@@ -20,11 +20,11 @@ from torch import Tensor
 from libs.catalog.card import Sparse
 from libs.catalog.checkpoint.chat import template_of
 from libs.errors import ModelBroken
-from libs.models.head import ModelHead
 from libs.models.images.vlm.families import idefics
 from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec, special_around
 from libs.models.images.vlm.parts import Frame, Prompts
 from libs.models.images.vlm.tiles import MARK
+from libs.models.interface.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.text.heads.linear import check_shape

@@ -22,6 +22,7 @@ from libs.kernels.layout import Layout, Run
 from libs.kernels.linear.lora import LowRank
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.triton_here import has_triton
+from libs.models.interface.packed import Packed
 from libs.models.layers.embeddings import Table, TokenEmbedding
 from libs.models.layers.encoder import (
     Attention,
@@ -33,9 +34,8 @@ from libs.models.layers.encoder import (
     Shared,
 )
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
-from libs.models.loaded.lora import BoundConstants
-from libs.models.loaded.peft import Shape
-from libs.models.packed import Packed
+from libs.models.runtime.loaded.lora import BoundConstants
+from libs.models.runtime.loaded.peft import Shape
 from libs.models.weights import AllowedExtra, Rule
 
 MODEL_TYPES = ("deberta-v2",)

@@ -17,9 +17,9 @@ from torch import Tensor
 from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout, Run
 from libs.kernels.linear.packed import PackedLinear
+from libs.models.interface.packed import Packed
 from libs.models.layers.encoder import Attention, PackedEncoder, Shared
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
-from libs.models.packed import Packed
 from libs.models.text.families.bert.bert import WEIGHTS as BERT
 from libs.models.text.families.bert.bert import bert_embedding, bert_spec
 from libs.models.weights import AllowedExtra, Rule

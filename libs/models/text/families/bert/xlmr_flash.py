@@ -1,6 +1,6 @@
 """Jina's XLM-RoBERTa with flash-attn's tensor names: jina-reranker-v2 (learned positions),
 jina-colbert-v2 (rotary ones), jina-embeddings-v3 (rotary ones, and LoRA adapters for its tasks:
-`libs/models/loaded/tasks.py`).
+`libs/models/runtime/loaded/tasks.py`).
 
 It shares XLM-RoBERTa's model_type; transformers calls its rotary variant jina_embeddings_v3.
 """

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from libs.kernels.pooling.pooled import mean
+from libs.models.interface.packed import Packed
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.packed import Packed
 from libs.models.text.heads.extraction.words import Ids, Label
 from libs.models.text.heads.linear import HeadLinear
 

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from libs.errors import ModelBroken
 from libs.kernels.layout import to_device
 from libs.kinds.gliner.card import Pooling
-from libs.models.packed import Packed
+from libs.models.interface.packed import Packed
 from libs.models.text.heads.linear import HeadLinear
 
 Ids = NDArray[np.int32]

@@ -1,7 +1,7 @@
 """Divide texts into chunks by sentences, tokens, Markdown, or the caller's spans.
 
-`embedding.py` calls it in a worker's preparing threads. Sentences and Markdown are divided as the
-text is read, so the first chunks of a document are known before its last pages. The package
+`embedding.py` calls it in a worker's preparing threads. A text is divided as it is read, so the
+first chunks of a document are known before its last pages. The package
 semantic-text-splitter (Unicode's rules for sentences and words, CommonMark) selects the ends of
 chunks by the tokens that the model's tokenizer makes of candidates. It runs without the
 interpreter's lock and calls `check_cancelled` before it counts each candidate, so that a job can be
@@ -13,14 +13,16 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.models.text.tokenising.text import TextProcessor, WholeText
-from libs.models.work import CancelCheck, Chunking, EncodeWork, Span
+from libs.models.interface.work import CancelCheck, Chunking, EncodeWork, Span
+from libs.models.text.processing.chunking.token_chunks import TokenDivider, by_tokens
+from libs.models.text.tokenising.text import TextProcessor
 
 MAX_CONTEXT_CHARACTERS: Final = 4 << 20
 """Maximum length of the contexts of all chunks of a text together. It is also the router's limit,
@@ -79,7 +81,7 @@ def divide_in_parts(
 ) -> Iterator[list[Span]]:
     """Yield the chunks of text `index` of a work with `chunking`, in order; at least one.
 
-    Sentences and Markdown are yielded as the text is read, other chunks all at a time.
+    They are yielded as the text is read, the caller's spans all at a time.
 
     Raises InvalidInput for more than MAX_CHUNKS, TaskNotSupported without semantic-text-splitter.
 
@@ -117,11 +119,13 @@ def divide_in_parts(
 def _tokens_of(
     text: TextProcessor, work: EncodeWork, index: int, most: int, check_cancelled: CancelCheck
 ) -> Iterator[list[Span]]:
-    """Yield the chunks of a text by tokens. They depend on the tokens of all of it."""
-    own, _ = work.read_text(index)
-    whole = text.encode_whole(own, check_cancelled=check_cancelled)
-    check_cancelled()
-    yield by_tokens(own, whole, most, _chunking(work).overlap)
+    """Yield the chunks of a text by tokens as it is read."""
+    divider = TokenDivider(most, _chunking(work).overlap)
+    read = partial(work.read_text, index)
+    for part in text.encode_in_parts(read, check_cancelled=check_cancelled):
+        check_cancelled()
+        yield divider.add(read(0)[0], part)
+    yield divider.finish(read(0)[0])
 
 
 def check_total(work: EncodeWork, chunks: int, index: int) -> None:
@@ -152,80 +156,6 @@ def check_contexts(spans: Sequence[Span], context: str, index: int) -> None:
             f"{MAX_CONTEXT_CHARACTERS:,} are allowed: shorten them, or ask for larger chunks"
         )
         raise InvalidInput(message, field=field)
-
-
-def by_tokens(
-    text: str, whole: WholeText, most: int, overlap: int = 0, *, whole_words: bool = False
-) -> list[Span]:
-    """Return chunks of at most `most` tokens of a text. None begins or ends with white space.
-
-    A chunk ends before the last word of its second half, otherwise before a character. A single
-    character of more tokens is one chunk. Characters without a token, such as an accent that the
-    tokenizer drops, belong to the previous chunk.
-
-    Args:
-        whole_words: Let a chunk end before any word, or at white space, rather than in a word.
-    """
-    begins = _borders(text, whole, spaces=whole_words)
-    ends = (*begins[:-1], (_any(begins[:-1]), False), begins[-1]) if whole_words else begins
-    found: list[Span] = []
-    begin = end = 0
-    count = len(whole.starts)
-    while end < count:
-        last, end = end, begin + most
-        end = count if end >= count else _border(ends, max(begin, last), begin, end)
-        start, stop = (
-            int(whole.starts[begin]) if begin else 0,
-            len(text) if end == count else int(whole.starts[end]),
-        )
-        chunk = text[start:stop]
-        if chunk.strip():
-            start += len(chunk) - len(chunk.lstrip())
-            found.append(Span(start, start + len(chunk.strip())))
-        again = end - overlap
-        begin = min(end, _border(begins, begin, begin, again)) if overlap and again > begin else end
-    return found
-
-
-Borders = tuple[tuple[NDArray[np.bool_], bool], ...]
-"""Whether a text may be divided before each token, and whether only in a chunk's second half: after
-white space, before a word, between two characters; the best one first.
-"""
-
-
-def _borders(text: str, whole: WholeText, *, spaces: bool) -> Borders:
-    """Compute the borders. A token of white space never begins a chunk, except with `spaces`, when
-    these are borders too, after words.
-    """
-    starts = whole.starts.tolist()
-    apart = np.diff(whole.starts, prepend=-1) > 0
-    apart[1:] &= whole.starts[1:] >= np.maximum.accumulate(whole.ends)[:-1]
-    blank = np.array([text[start : start + 1].isspace() for start in starts], dtype=np.bool_)
-    clean = apart & ~blank & (whole.starts < len(text))
-    spaced = np.array([start > 0 and text[start - 1].isspace() for start in starts], dtype=np.bool_)
-    words = ((spaced & clean, True), (whole.word_starts & clean, True))
-    return (*words, *(((apart & blank, True),) if spaces else ()), (clean, False))
-
-
-def _any(borders: Borders) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.logical_or.reduce([marks for marks, _ in borders])
-    return found
-
-
-def _border(borders: Borders, after: int, begin: int, end: int) -> int:
-    """Return the token, beyond `after` and up to `end`, before which a chunk from `begin` on is
-    best divided.
-
-    1. The last one of the best border that the chunk's second half, or all of it, has.
-    2. Otherwise the first character's after `end`, or the end of the text."""
-    half = max(after + 1, begin + max(1, (end - begin) // 2))
-    for marks, in_half in borders:
-        low = half if in_half else after + 1
-        places = np.flatnonzero(marks[low : end + 1])
-        if len(places):
-            return low + int(places[-1])
-    later = np.flatnonzero(borders[-1][0][end + 1 :])
-    return end + 1 + int(later[0]) if len(later) else len(borders[-1][0])
 
 
 def _chunking(work: EncodeWork) -> Chunking:

@@ -8,26 +8,25 @@ that they can be sent before the answer.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
 import numpy as np
 
-from libs.models.results import Chunks
-from libs.models.text.checks import item_path
-from libs.models.text.processing.chunking.span_pooling import Window
-from libs.models.text.tokenising.late import Kept
-from libs.models.work import (
-    EncodeWork,
+from libs.models.interface.results import Chunks
+from libs.models.interface.sequences import (
     GeneratedIds,
     InputSequence,
     Output,
     Prepared,
-    Span,
     SparseRow,
     is_finite,
 )
+from libs.models.interface.work import EncodeWork, Span
+from libs.models.text.checks import item_path
+from libs.models.text.processing.chunking.span_pooling import GrowingWindows, Window
+from libs.models.text.tokenising.late import Kept
 
 PORTION_CHARACTERS: Final = 8192
 """Characters of chunks that are tokenised together, several milliseconds of work."""
@@ -172,6 +171,79 @@ class GrowingJob:
         )
 
 
+class GrowingLateJob:
+    """The prepared part of a job with late chunks.
+
+    Args:
+        adapter: Of all sequences; empty for none.
+        mask: Returns which token vectors of a sequence are returned.
+    """
+
+    def __init__(
+        self, work: EncodeWork, head: str, adapter: str, mask: Callable[[InputSequence], Kept]
+    ) -> None:
+        self._work, self._head, self._adapter, self._mask = work, head, adapter, mask
+        self._table, self._growth = ChunkTable(work), Growth()
+        # State: the windows of each text, of the current text as they grow and as the job has them,
+        # and the parts of the prepared job.
+        self._texts: list[list[Window]] = []
+        self._growing: GrowingWindows | None = None
+        self.tokens: list[int] = []
+        self._first = 0
+        self._sequences: list[InputSequence] = []
+        self._paths: list[str] = []
+        self._masks: list[Kept] = []
+
+    @property
+    def chunks(self) -> int:
+        """Return the chunks of all texts that are known."""
+        return self._first + (0 if self._growing is None else len(self._growing.spans))
+
+    def is_due(self) -> bool:
+        """Return whether the job has grown enough since it was passed on."""
+        return self._growth.is_due(len(self._sequences))
+
+    def begin_text(self, windows: GrowingWindows) -> None:
+        """Begin the next text."""
+        self._first = len(self.tokens)
+        self._growing = windows
+        self._texts.append([])
+
+    def extend(self, *, is_whole: bool) -> None:
+        """Add the windows of the text that are known, and the chunks that these have wholly.
+
+        Args:
+            is_whole: All tokens and chunks of the text are known.
+        """
+        if self._growing is None:
+            raise ValueError("no text was begun")
+        windows, index = self._growing.take(is_whole=is_whole), len(self._texts) - 1
+        for window in windows:
+            sequence = replace(window.sequence, adapter=self._adapter)
+            self._texts[-1].append(replace(window, sequence=sequence))
+            self._sequences.append(sequence)
+            self._masks.append(self._mask(sequence))
+            self._paths.append(item_path(index))
+        known = len(self.tokens) - self._first
+        counts = self._growing.counts() if windows or is_whole else []
+        if len(counts) > known:
+            own, _ = self._work.read_text(index, 0)
+            self._table.add(index, self._growing.spans[known : len(counts)], own)
+            self.tokens += counts[known:]
+
+    def prepared(self) -> Prepared:
+        """Return the prepared part. Earlier results stay valid for their sequences."""
+        windows = tuple(map(tuple, self._texts))
+        chunks = self._table.chunks(self.tokens)
+        return Prepared(
+            self._work,
+            self._head,
+            list(self._sequences),
+            Notes(list(self._masks), [], chunks, windows),
+            fields=tuple(self._paths),
+        )
+
+
 def rows_of(chunks: Chunks, first: int, end: int) -> Chunks:
     """Return some of the chunks. The first one may continue a text."""
     low = bisect_right(chunks.offsets, first) - 1
@@ -249,11 +321,12 @@ def _late_sizes(
         (window, base) for own, base in zip(windows, offsets, strict=False) for window in own
     ):
         rows = window.chunks + base - first
+        rows = rows[rows < len(sizes)]  # the others have further windows, which are not known yet
         output = outputs.get(index)
         if output is None or not is_finite(output):
             is_open[rows[rows >= 0]] = True
         elif len(rows) and rows[-1] >= 0:
-            sizes[rows[rows >= 0]] += bytes_of(output) // len(rows)
+            sizes[rows[rows >= 0]] += bytes_of(output) // len(window.chunks)
     yield from sizes[: int(is_open.argmax()) if is_open.any() else len(sizes)].tolist()
 
 

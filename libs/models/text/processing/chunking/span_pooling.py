@@ -12,8 +12,8 @@ tokens, and its chunks' vectors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import PoolingMode
 from libs.errors import InvalidInput
+from libs.models.interface.sequences import InputSequence
+from libs.models.interface.work import Span
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.spans import SpanRows
 from libs.models.text.tokenising.late import Kept
-from libs.models.text.tokenising.text import WholeText
-from libs.models.work import InputSequence, Span
+from libs.models.text.tokenising.whole import WholeText
 
 SPANS_HEAD: Final = "dense_spans"
 """The name of the head that pools spans."""
@@ -74,35 +75,9 @@ class SpanPooling:
         """Return whether a span has a dense vector."""
         return bool(self._modes)
 
-    def windows(
-        self, whole: WholeText, spans: Sequence[Span], limit: int, *, pools_prompt: bool, path: str
-    ) -> tuple[list[Window], list[int]]:
-        """Return the sequences of a text, each of at most `limit` tokens, and the number of tokens
-        that each chunk pools. Raises InvalidInput.
-        """
-        own, after = whole.end - whole.first, len(whole.ids) - whole.end
-        room = limit - whole.first - after
-        if not len(whole.ids):
-            raise InvalidInput(f"{path} has no token in the model's tokenizer", field=path)
-        if room < 2:
-            raise InvalidInput(
-                f"the prompt leaves no tokens for a text: the model's maximum is {limit}",
-                field="instruction",
-            )
-        ranges = _pooled(whole, spans, 0 if pools_prompt else whole.first)
-        overlap = min(WINDOW_OVERLAP, room // 4)
-        windows: list[Window] = []
-        begin = owned = 0
-        while True:
-            end = min(begin + room, own)
-            low = 0 if begin == 0 else whole.first + owned
-            high = len(whole.ids) if end == own else whole.first + end
-            windows.append(self._window(whole, ranges, (begin, end), (low, high)))
-            if end == own:
-                return [window for window in windows if len(window.chunks)], (
-                    ranges[:, 1] - ranges[:, 0]
-                ).tolist()
-            begin, owned = end - overlap, end
+    def grow(self, limit: int, *, pools_prompt: bool, path: str) -> GrowingWindows:
+        """Return the windows of the next text, each of at most `limit` tokens."""
+        return GrowingWindows(self._modes, limit, pools_prompt=pools_prompt, path=path)
 
     def vectors(self, windows: Sequence[Window], outputs: Sequence[Array], chunks: int) -> Array:
         """Return [chunks, dimensions] of a text, from the output of its windows."""
@@ -137,32 +112,156 @@ class SpanPooling:
                 parts[chunk].append(own if mask is None else own[mask[low:high]])
         return [np.concatenate(own) for own in parts]
 
-    def _window(
-        self,
-        whole: WholeText,
-        ranges: NDArray[np.int64],
-        text: tuple[int, int],
-        owned: tuple[int, int],
-    ) -> Window:
-        """Build a window.
+
+class GrowingWindows:
+    """The windows of one text, as its tokens and chunks become known.
+
+    Args:
+        modes: The model's poolings; empty for token vectors alone.
+        limit: Maximum tokens of a window.
+        pools_prompt: Whether the prompt's tokens are pooled with the first chunk's.
+        path: The item, for errors.
+    """
+
+    def __init__(
+        self, modes: Sequence[PoolingMode], limit: int, *, pools_prompt: bool, path: str
+    ) -> None:
+        self._modes, self._limit, self._path = modes, limit, path
+        self._pools_prompt = pools_prompt
+        # State: the tokens before the text, those of the text and their places, and the special
+        # tokens after it; the chunks, and whether these are all; the first token of the next
+        # window, and the end of those that the windows before it have.
+        self._lead, self._own, self._closing = _Tokens(), _Tokens(), _Tokens()
+        self._starts: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.spans: list[Span] = []
+        self._places: NDArray[np.int64] = np.zeros((0, 2), np.int64)
+        self._has_all_chunks = False
+        self._begin = self._owned = 0
+        self._is_done = False
+
+    def read(self, tokens: Iterator[WholeText], chunks: Iterator[list[Span]]) -> Iterator[bool]:
+        """Read all parts of the text's tokens and chunks, as they need each other. Yield after each
+        part of tokens whether these are all.
 
         Args:
-            text: The window's first token of the text and its end.
-            owned: Rows of the whole text that are pooled from it.
+            chunks: In the order of their starts, unless one part has all of them.
         """
-        begin, end = whole.first + text[0], whole.first + text[1]
-        kept = np.concatenate(
-            (np.arange(whole.first), np.arange(begin, end), np.arange(whole.end, len(whole.ids)))
-        )
-        lows, highs = np.maximum(ranges[:, 0], owned[0]), np.minimum(ranges[:, 1], owned[1])
+        for spans in chunks:
+            self.spans += spans
+            found = np.array([(span.start, span.end) for span in spans], np.int64)
+            self._places = np.concatenate((self._places, found))
+            while self._end < spans[-1].end and (part := next(tokens, None)) is not None:
+                self._add(part)
+                yield False
+        self._has_all_chunks = True
+        for part in tokens:
+            self._add(part)
+            yield False
+        yield True
+
+    @property
+    def _end(self) -> int:
+        """Return the code point at which the last known token begins."""
+        return int(self._starts[-1]) if len(self._starts) else -1
+
+    def _add(self, part: WholeText) -> None:
+        types = part.type_ids
+        if not len(self._starts):
+            self._closing = _Tokens(part.closing_ids, part.closing_type_ids)
+        self._lead = self._lead.and_more(part.ids, types, slice(0, part.first))
+        self._own = self._own.and_more(part.ids, types, slice(part.first, part.end))
+        before = self._starts[-1:]
+        starts = np.maximum.accumulate(np.concatenate((before, part.starts)))
+        self._starts = np.concatenate((self._starts, starts[len(before) :]))
+
+    def take(self, *, is_whole: bool = False) -> list[Window]:
+        """Return the next windows that later tokens and chunks do not change. Raises InvalidInput.
+
+        Args:
+            is_whole: All tokens and chunks are known.
+        """
+        own = len(self._own.ids)
+        if is_whole and not own + len(self._lead.ids):
+            raise InvalidInput(
+                f"{self._path} has no token in the model's tokenizer", field=self._path
+            )
+        if not (own or is_whole):
+            return []  # the prompt may go on
+        room = self._limit - len(self._lead.ids) - len(self._closing.ids)
+        if room < 2:
+            raise InvalidInput(
+                f"the prompt leaves no tokens for a text: the model's maximum is {self._limit}",
+                field="instruction",
+            )
+        ranges, windows = self._ranges(is_whole=is_whole), list[Window]()
+        while not self._is_done:
+            end = min(self._begin + room, own)
+            is_last = is_whole and end == own
+            if not is_last and not self._is_known(end, is_whole=is_whole):
+                break
+            windows.append(self._window(ranges, end, is_last=is_last))
+            self._begin, self._owned = end - min(WINDOW_OVERLAP, room // 4), end
+            self._is_done = is_last
+        return [window for window in windows if len(window.chunks)]
+
+    def counts(self) -> list[int]:
+        """Return the number of tokens of each of the first chunks that the windows have wholly."""
+        ranges = self._ranges(is_whole=self._is_done)
+        if not self._is_done:
+            high = len(self._lead.ids) + self._owned
+            is_open = (ranges[:, 1] > high) | (self._places[:, 1] > self._end)
+            ranges = ranges[: int(is_open.argmax()) if is_open.any() else len(ranges)]
+        found: list[int] = (ranges[:, 1] - ranges[:, 0]).tolist()
+        return found
+
+    def _is_known(self, end: int, *, is_whole: bool) -> bool:
+        """Return whether the chunks with tokens before `end`, and all of their tokens, are known,
+        and that the text has further tokens.
+        """
+        if is_whole:
+            return True
+        if end >= len(self._starts):
+            return False
+        starts, ends = self._places.T
+        # A chunk in which no token begins has the token before it.
+        is_before = starts <= self._starts[end]
+        has_chunks = self._has_all_chunks or not is_before.all()
+        return has_chunks and bool((ends[is_before] <= self._starts[-1]).all())
+
+    def _ranges(self, *, is_whole: bool) -> NDArray[np.int64]:
+        """Return [chunks, 2]: the first row of the whole text that each chunk pools, and the end,
+        of all chunks. They are final if a token begins at the chunk's end or later.
+
+        A chunk in which no token begins has the previous token, which it lies within.
+        """
+        own, first = len(self._starts), len(self._lead.ids)
+        begins = np.searchsorted(self._starts, self._places[:, 0], side="left")
+        ends = np.searchsorted(self._starts, self._places[:, 1], side="left")
+        is_empty = begins >= ends
+        begins = np.where(is_empty, np.maximum(begins - 1, 0), begins)
+        ends = np.where(is_empty, np.minimum(begins + 1, own), ends)
+        lows = np.where(begins == 0, 0 if self._pools_prompt else first, first + begins)
+        rows = first + own + len(self._closing.ids)
+        highs = np.where((ends == own) & is_whole, rows, first + ends)
+        return np.stack((np.minimum(lows, highs - 1), highs), axis=1)
+
+    def _window(self, ranges: NDArray[np.int64], end: int, *, is_last: bool) -> Window:
+        """Build the window of the text's tokens from the next one to `end`."""
+        first = len(self._lead.ids)
+        begin = self._begin
+        low = 0 if begin == 0 else first + self._owned
+        high = first + end + (len(self._closing.ids) if is_last else 0)
+        lows, highs = np.maximum(ranges[:, 0], low), np.minimum(ranges[:, 1], high)
         chunks = np.flatnonzero(lows < highs)
         counts = highs[chunks] - lows[chunks]
-        begins = np.searchsorted(kept, lows[chunks])
-        types = None if whole.type_ids is None else whole.type_ids[kept]
-        sequence = InputSequence(whole.ids[kept], types)
+        begins = np.where(lows[chunks] < first, lows[chunks], lows[chunks] - begin)
+        sequence = self._lead.and_more(self._own.ids, self._own.types, slice(begin, end)).and_more(
+            self._closing.ids, self._closing.types, slice(None)
+        )
+        found = InputSequence(sequence.ids, sequence.types)
         places = np.stack((begins, begins + counts), axis=1)
         if not self._modes or not len(chunks):
-            return Window(sequence, chunks, places)
+            return Window(found, chunks, places)
         rows = np.concatenate(
             [np.arange(low, high, dtype=np.int32) for low, high in places.tolist()]
         )
@@ -174,7 +273,7 @@ class SpanPooling:
             for chunk in chunks
         ]
         spans = SpanRows(rows, np.concatenate(weights), counts.astype(np.int32))
-        return Window(replace(sequence, input=spans), chunks, places)
+        return Window(replace(found, input=spans), chunks, places)
 
     def _weights(self, places: NDArray[np.int64], count: int) -> NDArray[np.float32]:
         """Return [places, poolings]: the weights of some tokens of a chunk of `count`, by their
@@ -193,21 +292,16 @@ class SpanPooling:
         return np.stack(columns, axis=1)
 
 
-def _pooled(whole: WholeText, spans: Sequence[Span], skip: int) -> NDArray[np.int64]:
-    """Return [chunks, 2]: the first row of the whole text that each chunk pools, and the end.
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    types: NDArray[np.int32] | None = None
 
-    A chunk in which no token begins has the previous token, which it lies within.
-
-    Args:
-        skip: Number of leading rows that are not pooled.
-    """
-    starts = np.maximum.accumulate(whole.starts) if len(whole.starts) else whole.starts
-    own = len(starts)
-    begins = np.searchsorted(starts, [span.start for span in spans], side="left")
-    ends = np.searchsorted(starts, [span.end for span in spans], side="left")
-    is_empty = begins >= ends
-    begins = np.where(is_empty, np.maximum(begins - 1, 0), begins)
-    ends = np.where(is_empty, np.minimum(begins + 1, own), ends)
-    lows = np.where(begins == 0, skip, whole.first + begins)
-    highs = np.where(ends == own, len(whole.ids), whole.first + ends)
-    return np.stack((np.minimum(lows, highs - 1), highs), axis=1)
+    def and_more(
+        self, ids: NDArray[np.int32], types: NDArray[np.int32] | None, which: slice
+    ) -> _Tokens:
+        """Return these tokens and some of the others."""
+        if types is None:
+            return _Tokens(np.concatenate((self.ids, ids[which])))
+        own = np.zeros(0, np.int32) if self.types is None else self.types
+        return _Tokens(np.concatenate((self.ids, ids[which])), np.concatenate((own, types[which])))

@@ -21,11 +21,11 @@ from tokenizers import Encoding, Tokenizer
 
 from libs.errors import InputTooLong, InvalidInput
 from libs.kinds.gliner.card import Pooling
+from libs.models.interface.work import CancelCheck, Span, Truncation, never_cancelled
 from libs.models.text.checks import item_path
 from libs.models.text.tokenising.cutting import sliced
 from libs.models.text.tokenising.text import run_of_ones
 from libs.models.text.windows.spans import MAX_WINDOWS, overlap_of, too_many_windows
-from libs.models.work import CancelCheck, Span, Truncation, never_cancelled
 
 Ids = NDArray[np.int32]
 _SPACE: Final = re.compile(r"\s")
@@ -239,8 +239,7 @@ class WordFrame:
             if is_cut and truncation == "none":
                 raise InputTooLong(
                     f"{where} has more than {self._max_words} words, the model's maximum. Shorten "
-                    "it, or request "
-                    "truncation END or START",
+                    "it, or request truncation END or START",
                     field=where,
                 )
             kept = kept[: self._max_words]

@@ -7,12 +7,13 @@ import { Bar, Empty, Problem } from "../parts.js";
 import { BATCH_STATES, dayAndTime, number, plural, sentence } from "../text.js";
 
 const REFRESH_SECONDS = 10;
-const FEW = 20;
-const MAX_SHOWN = 100;
+export const FEW = 20;
+export const MAX_SHOWN = 100;
 const MAX_ERRORS = 20;
 const ENDED = ["completed", "failed", "expired", "cancelled"];
 
-function useBatches(limit) {
+// The newest objects of a list of the API, at most `limit`, and why they cannot be read.
+export function useNewest(load, limit) {
   const [found, setFound] = useState({ content: null, failure: null });
   const own = token();
   useEffect(() => {
@@ -21,7 +22,7 @@ function useBatches(limit) {
     const look = async () => {
       let next;
       try {
-        next = { own, content: await batches(limit), failure: null };
+        next = { own, content: await load(limit), failure: null };
       } catch (failure) {
         next = { failure };
       }
@@ -31,14 +32,14 @@ function useBatches(limit) {
     };
     look();
     return () => [(isOver = true), clearTimeout(timer)];
-  }, [limit, own]);
-  // Another token may be another tenant's, so batches of the one before are not shown.
+  }, [load, limit, own]);
+  // Another token may be another tenant's, so objects of the one before are not shown.
   return found.own === own ? [found.content, found.failure] : [null, null];
 }
 
 export function BatchesView({ open }) {
   const [limit, setLimit] = useState(FEW);
-  const [content, failure] = useBatches(limit);
+  const [content, failure] = useNewest(batches, limit);
   const isUnserved = failure?.status === 404;
   return html`<div class="view">
     <div class="title"><h1>Batches</h1><span class="muted">${token() ? "of the tenant of your token" : "of the default tenant"}</span></div>

@@ -1,0 +1,317 @@
+"""Measure Redis under the connections of many routers: `python -m benchmarks.mesh.connections`, or
+`make simulate-mesh`.
+
+Real redis-servers, and the queue and registry as routers use them: each simulated router opens the
+connections of a router, waits for replies, notifications and streamed text, and reads the workers
+and the lanes' gauges once a second. All of them are in this process. Jobs are made here, and pulled
+and answered at once by the next router, so the numbers are of Redis and of the queue's code without
+gRPC, in seconds of CPU:
+
+- idle: of Redis and of a router, for each second of a router without requests
+- single: a text that is enqueued at one router, pulled and answered at another
+- bell: the additional cost of a single that notifies all routers, and each router's part of it
+
+`--masters` measures singles of two routers on a Redis Cluster with these numbers of masters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, cast
+
+from redis.asyncio import Redis
+from rich.console import Console
+from rich.table import Table
+
+from libs.fleet import Fleet
+from libs.queue import LaneKey, Lanes, Pulled, QueuedJob, connect, open_all
+from libs.queue.connection.cluster import masters_of
+from services.local.redis_server import find_redis_server, redis_arguments
+from services.local.supervision.child import Child
+from services.local.supervision.environment import environment_of
+from services.local.workplace import workplace
+from services.router.inbox import REPLY_WAIT_SECONDS
+from services.router.state.view import View
+from tests.support.redis_cluster import RedisCluster
+
+LANES: Final = [LaneKey("cpu", f"organization/model-{number}") for number in range(24)]
+PAYLOAD: Final = b"x" * 300
+RESULT: Final = b"y" * 1600
+"""About the sizes of a short text and of a vector of 384 numbers."""
+CALLERS: Final = 32
+ACTIVE: Final = 8
+"""Maximum number of routers with requests; the others are idle."""
+CLUSTER_SLOTS: Final = 64
+REFRESH_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of CPU: of each master, and of this process."""
+
+    redis: tuple[float, ...]
+    own: float
+
+    def each(self, number: float) -> Spent:
+        return Spent(tuple(one / number for one in self.redis), self.own / number)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The costs with this many routers."""
+
+    routers: int
+    masters: int
+    connections: int
+    """Number of connections to all masters."""
+    redis_bytes: int
+    """Memory that the connections take."""
+    idle: Spent
+    """Costs of each router and second."""
+    single: Spent
+    bell: Spent
+    """Additional costs of a single of which all routers are notified."""
+
+    def cores(self, singles: float) -> float:
+        """Return the cores of Redis for this rate of singles, each notified to all routers."""
+        idle = sum(self.idle.redis) * self.routers
+        return idle + singles * (sum(self.single.redis) + sum(self.bell.redis))
+
+
+class Router:
+    """The connections and loops of a router without requests."""
+
+    def __init__(self, url: str, name: str, slots: int) -> None:
+        self.redis = connect(url, slots=slots)
+        self.lanes = Lanes(self.redis, router_id=name, dead_result=b"", slots=slots)
+        self._view = View(Fleet(self.redis))
+        self.refreshes = 0
+        self.answers: dict[str, asyncio.Future[bytes]] = {}
+        self._is_listening = asyncio.Event()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        await self.lanes.check()
+        await open_all(self.redis)
+        loops = [
+            *(self._take(inbox) for inbox in self.lanes.inboxes),
+            self._listen(),
+            self._stream(),
+            self._refresh(),
+        ]
+        tasks = [asyncio.create_task(loop) for loop in loops]
+        await self._is_listening.wait()
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.redis.aclose()
+
+    async def _take(self, inbox: int) -> None:
+        while True:
+            for job_id, result in await self.lanes.take_replies(REPLY_WAIT_SECONDS, inbox):
+                self.answers.pop(job_id).set_result(result)
+
+    async def _listen(self) -> None:
+        async for wakeup in self.lanes.wakeups():
+            if wakeup is None:
+                self._is_listening.set()
+
+    async def _stream(self) -> None:
+        async for _ in self.lanes.streamed_texts():
+            pass
+
+    async def _refresh(self) -> None:
+        while True:
+            await self._view.refresh(self.lanes)
+            self.refreshes += 1
+            await asyncio.sleep(REFRESH_SECONDS)
+
+
+class Mesh:
+    """Running routers, and the requests between them."""
+
+    def __init__(self, routers: Sequence[Router]) -> None:
+        self.routers = routers
+        self._numbers = count()
+
+    async def idle(self, seconds: float) -> Spent:
+        """Return the costs of a router in a second in which it reads the mesh once."""
+        begin = sum(router.refreshes for router in self.routers)
+        spent = await self._spent(asyncio.sleep(seconds))
+        return spent.each(sum(router.refreshes for router in self.routers) - begin)
+
+    async def singles(self, number: int, *, notify: bool) -> Spent:
+        async def call(share: int) -> None:
+            for _ in range(share):
+                await self._single(notify=notify)
+
+        return (
+            await self._spent(asyncio.gather(*(call(number // CALLERS) for _ in range(CALLERS))))
+        ).each(number // CALLERS * CALLERS)
+
+    async def _single(self, *, notify: bool) -> None:
+        number = next(self._numbers)
+        active = self.routers[:ACTIVE]
+        asked, worker = active[number % len(active)], active[(number + 1) % len(active)]
+        lane, job_id = LANES[number % len(LANES)], f"job-{number}"
+        answer = asked.answers[job_id] = asyncio.get_running_loop().create_future()
+        deadline_ms = asked.lanes.clock_ms() + 3_600_000
+        job = QueuedJob(job_id, "tenant", 1.0, 20, deadline_ms, "interactive", PAYLOAD)
+        await asked.lanes.enqueue(lane, [[job]], max_tokens=10**9, notify=notify)
+        # Another caller may have pulled it by now, and answers it.
+        pulled = await worker.lanes.pull(lane, budget_tokens=20, budget_jobs=1, worker_id="w")
+        if isinstance(pulled, Pulled):
+            results = [(one.job_id, RESULT) for one in pulled.jobs]
+            done = await worker.lanes.complete(lane, "w", pulled.batch_id, results, release=True)
+            for job_id, result in done.own:
+                worker.answers.pop(job_id).set_result(result)
+        await answer
+
+    async def _spent(self, work: Awaitable[object]) -> Spent:
+        redis, own = await self._redis_seconds(), time.process_time()
+        await work
+        own = time.process_time() - own
+        now = await self._redis_seconds()
+        return Spent(tuple(b - a for a, b in zip(redis, now, strict=True)), own)
+
+    async def _redis_seconds(self) -> list[float]:
+        found = await asyncio.gather(
+            *(master.info("cpu") for master in masters_of(self.routers[0].redis))
+        )
+        used = cast("list[dict[str, float]]", found)
+        return [one["used_cpu_user"] + one["used_cpu_sys"] for one in used]
+
+
+async def measure(url: str, routers: int, slots: int, seconds: float, singles: int) -> Result:
+    async with AsyncExitStack() as stack:
+        probe = connect(url, slots=slots)
+        stack.push_async_callback(probe.aclose)
+        await Lanes(probe, router_id="probe", dead_result=b"", slots=slots).check()
+        before = await _clients(probe)
+        made = [Router(url, f"router-{number}", slots) for number in range(routers)]
+        for router in made:
+            await stack.enter_async_context(router.running())
+        masters = masters_of(made[0].redis)
+        after = await _clients(made[0].redis)
+        mesh = Mesh(made)
+        await mesh.singles(singles // 10, notify=True)
+        idle = await mesh.idle(seconds)
+        single = await mesh.singles(singles, notify=False)
+        notified = await mesh.singles(singles, notify=True)
+        bell = Spent(
+            tuple(b - a for a, b in zip(single.redis, notified.redis, strict=True)),
+            (notified.own - single.own) / routers,
+        )
+        return Result(
+            routers,
+            len(masters),
+            after[0] - before[0],
+            after[1] - before[1],
+            idle,
+            single,
+            bell,
+        )
+
+
+async def _clients(redis: Redis) -> tuple[int, int]:
+    """Return the number of connections to all masters, and the memory of the masters."""
+    connections = memory = 0
+    for master in masters_of(redis):
+        clients: Any = await master.info("clients")
+        used: Any = await master.info("memory")
+        connections += clients["connected_clients"]
+        memory += used["used_memory"]
+    return connections, memory
+
+
+async def _single_redis(routers: Sequence[int], seconds: float, singles: int) -> list[Result]:
+    results = []
+    for number in routers:
+        with workplace(None) as place:
+            arguments = redis_arguments(find_redis_server(), place.redis)
+            environment = environment_of("redis", os.environ)
+            async with Child("redis", arguments, environment, place.logs / "redis.log"):
+                url = f"unix://{place.redis / 'redis.sock'}"
+                results.append(await measure(url, number, 1, seconds, singles))
+                print(".", end="", flush=True, file=sys.stderr)
+    return results
+
+
+def _clusters(masters: Sequence[int], seconds: float, singles: int) -> list[Result]:
+    results = []
+    for number in masters:
+        with RedisCluster(masters=number) as nodes:
+            results.append(asyncio.run(measure(nodes.url, 2, CLUSTER_SLOTS, seconds, singles)))
+        print(".", end="", flush=True, file=sys.stderr)
+    return results
+
+
+def _table(title: str, results: Sequence[Result]) -> Table:
+    table = Table(title=title)
+    for name in (
+        "routers",
+        "masters",
+        "connections",
+        "their memory",
+        "idle: Redis / router",
+        "single: Redis / rest",
+        "of each master",
+        "bell: Redis / each router",
+        "cores of Redis, 1,000 singles/s",
+    ):
+        table.add_column(name, justify="right")
+    for one in results:
+        table.add_row(
+            f"{one.routers:,}",
+            f"{one.masters:,}",
+            f"{one.connections:,}",
+            f"{one.redis_bytes / 1e6:,.1f} MB",
+            f"{_micros(one.idle)} µs",
+            f"{_micros(one.single)} µs",
+            " ".join(f"{seconds * 1e6:,.0f}" for seconds in one.single.redis),
+            f"{_micros(one.bell)} µs",
+            f"{one.cores(1000):.2f}",
+        )
+    return table
+
+
+def _micros(spent: Spent) -> str:
+    return f"{sum(spent.redis) * 1e6:,.0f} / {spent.own * 1e6:,.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--routers", type=int, action="append", help="default: 2, 10, 100 and 300")
+    parser.add_argument("--masters", type=int, action="append", help="default: 1, 2 and 3")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of idling")
+    parser.add_argument("--singles", type=int, default=4000, help="of each kind")
+    parser.add_argument("--json", type=Path, help="also write everything to this file")
+    wanted = parser.parse_args()
+    single = asyncio.run(
+        _single_redis(wanted.routers or (2, 10, 100, 300), wanted.seconds, wanted.singles)
+    )
+    clusters = _clusters(wanted.masters or (1, 2, 3), wanted.seconds, wanted.singles)
+    console = Console(width=180)
+    console.print(f"{platform.machine()}, Python {platform.python_version()}")
+    console.print(_table("routers on one Redis", single))
+    console.print(_table("two routers on a Redis Cluster", clusters))
+    if wanted.json:
+        wanted.json.write_text(json.dumps([asdict(one) for one in (*single, *clusters)], indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""Jobs that an edge runs: submits them, and asks for their state, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import typer
+from rich.text import Text
+
+from shoal.bulk.places import absolute
+from shoal.bulk.spec import Recipe
+from shoal.cli.bulk.arguments import JobFiles, JobLimits
+from shoal.cli.bulk.running import cost_line, rows_of_total, time_of
+from shoal.cli.console import emit, facts, note, show, table
+from shoal.cli.failures import InputError
+from shoal.transport.trust import TokenFile
+
+PANEL: Final = "Edge"
+DEFAULT_EDGE: Final = "http://127.0.0.1:8080"
+ACTIVE: Final = ("queued", "running")
+MAX_PAGE: Final = 100
+_ID: Final = re.compile(r"job_[0-9a-f]{40}")
+_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeAccess:
+    """Address and credentials of an edge."""
+
+    edge: Annotated[
+        str,
+        typer.Option(
+            envvar="SHOAL_EDGE",
+            metavar="URL",
+            help="URL of the edge that runs submitted jobs.",
+            rich_help_panel=PANEL,
+        ),
+    ] = DEFAULT_EDGE
+    edge_ca: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SHOAL_EDGE_CA",
+            help="PEM file of the authority to trust for https.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None
+    edge_token: Annotated[
+        str,
+        typer.Option(
+            envvar="SHOAL_TOKEN",
+            help="Bearer token; better in the environment.",
+            rich_help_panel=PANEL,
+        ),
+    ] = ""
+    edge_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SHOAL_TOKEN_FILE", help="File with the bearer token.", rich_help_panel=PANEL
+        ),
+    ] = None
+    edge_tenant: Annotated[
+        str,
+        typer.Option(envvar="SHOAL_TENANT", help="Tenant that pays.", rich_help_panel=PANEL),
+    ] = ""
+
+    def call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        """Return the answer of the edge. Raises InputError."""
+        if not self.edge.startswith(("http://", "https://")):
+            raise typer.BadParameter(f"--edge is {self.edge!r}; it must be a URL of http or https")
+        context = None
+        if self.edge.startswith("https://"):
+            context = ssl.create_default_context(cafile=self.edge_ca)
+        data = None if body is None else json.dumps(body).encode()
+        url = f"{self.edge.rstrip('/')}/v1/jobs{path}"
+        # The scheme was checked, so that no file is read.
+        request = Request(url, data, self._headers(), method=method)  # noqa: S310
+        try:
+            with urlopen(request, timeout=_SECONDS, context=context) as answer:  # noqa: S310
+                found: dict[str, Any] = json.load(answer)
+                return found
+        except HTTPError as error:
+            raise InputError(_message(error)) from None
+        except URLError as error:
+            raise InputError(
+                f"no edge answers at {self.edge}: {error.reason}. `shoal up` starts one; --edge or "
+                "SHOAL_EDGE names another"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"the edge at {self.edge} did not answer: {error}") from None
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"content-type": "application/json"}
+        token = self.edge_token
+        if not token and self.edge_token_file:
+            token = TokenFile(self.edge_token_file)()
+        if token:
+            headers["authorization"] = f"Bearer {token}"
+        if self.edge_tenant:
+            headers["x-shoal-tenant"] = self.edge_tenant
+        return headers
+
+
+def is_submitted(output: str) -> bool:
+    """Return whether an argument is the id of a submitted job, and not an output location."""
+    return _ID.fullmatch(output) is not None
+
+
+def submit(
+    made: Recipe, files: JobFiles, limits: JobLimits, edge: EdgeAccess, *, as_json: bool
+) -> None:
+    """Submit a job and print it. Raises InputError."""
+    if limits.price is not None:
+        raise typer.BadParameter(
+            "the edge has the prices of submitted jobs (SHOAL_JOBS_PRICES)", param_hint="--price"
+        )
+    body = {
+        "recipe": asdict(made),
+        "input": absolute(files.source),
+        "output": absolute(files.output),
+        "limits": limits.given(),
+    }
+    job = edge.call("POST", "", body)
+    if as_json:
+        emit(job)
+        return
+    show(Text(job["id"]))
+    note(f"the job waits for a free slot of the edge: shoal job watch {job['id']}")
+
+
+def act(identity: str, action: str, edge: EdgeAccess, limits: JobLimits | None = None) -> Any:
+    """Ask for a change of a job, and return the job. Raises InputError."""
+    body = None if limits is None else {"limits": limits.given()}
+    return edge.call("POST", f"/{identity}/{action}", body)
+
+
+def find(identity: str, edge: EdgeAccess) -> dict[str, Any]:
+    """Return a submitted job. Raises InputError."""
+    return edge.call("GET", f"/{identity}")
+
+
+def print_job(job: dict[str, Any], *, as_json: bool) -> None:
+    """Print the state of a submitted job to stdout."""
+    if as_json:
+        emit(job)
+        return
+    counts, progress = job["counts"], job["progress"]
+    left = progress.get("seconds_left")
+    rates = [
+        f"{progress.get('rows_per_second', 0):,.0f} rows/s",
+        f"{progress.get('tokens_per_second', 0):,.0f} tokens/s",
+        "" if left is None else f"{timedelta(seconds=round(left))} left",
+    ]
+    rows = {
+        "state": job["status"],
+        "reason": job["error"] or "",
+        "model": job["recipe"]["model"],
+        "verb": job["recipe"]["verb"],
+        "input": job["input"],
+        "output": job["output"],
+        "rows": rows_of_total(counts["rows"], counts["total_rows"]),
+        "failed": f"{counts['failed_rows']:,}" if counts["failed_rows"] else "",
+        "tokens": f"{counts['tokens']:,}",
+        "cost": cost_line(job["cost"], progress.get("whole_cost")) if job["cost"] else "",
+        "embedding id": job["embedding_id"] or "",
+        "progress": ", ".join(filter(None, rates)) if progress else "",
+        "submitted": time_of(job["created_at"]),
+        "next": _advice(job),
+    }
+    made = facts(f"job {job['id']}")
+    for name, value in rows.items():
+        if value:
+            made.add_row(name, value)
+    show(made)
+
+
+def print_submitted(edge: EdgeAccess, *, as_json: bool) -> None:
+    """Print the newest submitted jobs of the caller's tenant. Raises InputError."""
+    page = edge.call("GET", f"?limit={MAX_PAGE}")
+    if as_json:
+        emit(page["data"])
+        return
+    if not page["data"]:
+        show(Text("no submitted jobs: shoal job submit makes one"))
+        return
+    made = table("", "job", "state", "rows", "failed", "model", "output", right=("rows", "failed"))
+    for job in page["data"]:
+        counts = job["counts"]
+        made.add_row(
+            job["id"],
+            job["status"],
+            rows_of_total(counts["rows"], counts["total_rows"]),
+            f"{counts['failed_rows']:,}",
+            job["recipe"]["model"],
+            job["output"],
+        )
+    show(made)
+    if page["has_more"]:
+        note(f"these are the newest {MAX_PAGE}; GET /v1/jobs lists the others")
+
+
+def _advice(job: dict[str, Any]) -> str:
+    if job["status"] in ("paused", "failed", "expired"):
+        return f"shoal job resume {job['id']}"
+    if job["status"] == "completed" and job["counts"]["failed_rows"]:
+        return f"shoal job results {job['id']} --failed; shoal job retry {job['id']}"
+    return f"shoal job results {job['id']}" if job["status"] == "completed" else ""
+
+
+def _message(error: HTTPError) -> str:
+    """Return the message of an answer that is an error."""
+    try:
+        found = json.load(error)["error"]["message"]
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"the edge answered {error.code} {error.reason}"
+    return f"the edge refuses this: {found}"

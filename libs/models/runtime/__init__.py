@@ -1,0 +1,1 @@
+"""Run packed batches: backbones, CUDA graphs, adapters, memory tiers and precision."""

@@ -1,0 +1,186 @@
+"""Runs one submitted job in its own process: `python -m services.edge.jobs.child`.
+
+The edge writes lines of JSON to stdin: first the order, then requests to pause or cancel, and new
+tokens. The process writes lines of JSON to stdout: its progress each second, and its end. If the
+edge is killed, stdin ends, and so does the process, without waiting for chunks in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from shoal.bulk.engine import Job, create
+from shoal.bulk.failures import Busy, JobError
+from shoal.bulk.manifest import Manifest, load
+from shoal.bulk.places import place
+from shoal.bulk.progress import Progress
+from shoal.bulk.spec import Limits, recipe_from
+from shoal.calls.retry import RetryPolicy
+from shoal.client import AsyncClient
+from shoal.errors import PermissionDenied, ShoalError, Unauthenticated
+from shoal.transport.trust import Tls
+
+from services.edge.jobs.roots import check_files, check_location
+
+MAX_ORDER_BYTES: Final = 1 << 20
+NICENESS: Final = 5
+"""The edge also answers interactive requests, which are more urgent."""
+_JOB_REPORT_SECONDS: Final = 1.0
+_reports: TextIO = sys.stdout
+_ATTEMPTS: Final = 3
+"""Tries of one request. More are up to the engine, which sends less after an overload."""
+
+
+def main() -> None:
+    global _reports  # noqa: PLW0603
+    # Packages that print write to stderr instead.
+    _reports = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    os.nice(NICENESS)
+    with suppress(OSError):  # If memory is short, this process ends rather than the edge.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    asyncio.run(_main())
+
+
+async def _main() -> None:
+    reader = asyncio.StreamReader(limit=MAX_ORDER_BYTES)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    order = json.loads(await reader.readline())
+    _report(end=await _run(order, reader))
+
+
+async def _run(order: dict[str, Any], reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Run a job, and return its end."""
+    state, error, reason, token = "failed", "", "", [str(order["token"])]
+    found = None
+    try:
+        client = AsyncClient(
+            order["routers"],
+            tenant=order["tenant"],
+            token=(lambda: token[0]) if token[0] else "",
+            # The edge has checked the connection to its routers.
+            token_without_tls=True,
+            tls=Tls(*order["tls"]) if order["tls"] else False,
+            retry=RetryPolicy(attempts=_ATTEMPTS),
+        )
+        async with client:
+            manifest = await asyncio.to_thread(_manifest, order)
+            # The process may have been killed after the end of the job.
+            if manifest.state != "completed" or order["retry"]:
+                await _price(manifest, client)
+                where = place(order["output"])
+                job = Job(where, manifest, client, on_progress=_reporter())
+                obeying = asyncio.create_task(_obey(reader, job, token))
+                try:
+                    manifest = await job.run(retry=order["retry"])
+                finally:
+                    obeying.cancel()
+            state, error = manifest.state, manifest.error
+    except Busy as failure:
+        error, reason = str(failure), "BUSY"
+    except ShoalError as failure:
+        error, reason = failure.message, failure.reason
+    except JobError as failure:
+        error = str(failure)
+    except ImportError as failure:
+        error = f"the edge needs the package of the store, or pyarrow: {failure}"
+    with suppress(JobError):
+        found = await asyncio.to_thread(lambda: load(place(order["output"])))
+    return {"state": state, "error": error, "reason": reason, **_summary(found)}
+
+
+def _manifest(order: dict[str, Any]) -> Manifest:
+    """Return the manifest of the order's job, of files below the roots. Raises JobError."""
+    roots, source, limits = order["roots"], order["input"], Limits(**order["limits"])
+    check_location(source, roots, "input")
+    check_location(order["output"], roots, "output")
+    manifest = create(place(order["output"]), source, recipe_from(order["recipe"]), limits)
+    check_files((file.uri for file in manifest.input.files), roots)
+    size, most = manifest.input.size, order["input_bytes"]
+    if size > most:
+        raise JobError(
+            f"the input has {size:,} bytes, and at most {most:,} are allowed: submit several jobs"
+        )
+    return manifest
+
+
+async def _price(manifest: Manifest, client: AsyncClient) -> None:
+    """Remove the prices if the tenant may not see the workers."""
+    if not manifest.limits.prices:
+        return
+    try:
+        await client.mesh()
+    except (PermissionDenied, Unauthenticated):
+        manifest.limits = replace(manifest.limits, prices={})
+    except ShoalError:
+        pass  # The mesh may be starting.
+
+
+async def _obey(reader: asyncio.StreamReader, job: Job, token: list[str]) -> None:
+    """Follow the requests of the edge until cancelled."""
+    while line := await reader.readline():
+        request = json.loads(line)
+        token[0] = request.get("token", token[0])
+        if request.get("request") == "pause":
+            job.pause()
+        elif request.get("request") == "cancel":
+            job.cancel()
+    job.pause()
+    job.pause()  # Another edge runs the job soon, so chunks in flight are not waited for.
+
+
+def _reporter() -> Any:
+    """Return a function that reports progress from time to time."""
+    reported_at = 0.0
+
+    def report(progress: Progress) -> None:
+        nonlocal reported_at
+        if time.monotonic() - reported_at >= _JOB_REPORT_SECONDS:
+            reported_at = time.monotonic()
+            counts = {
+                "rows": progress.rows,
+                "failed_rows": progress.failed,
+                "total_rows": progress.total,
+                "tokens": progress.tokens,
+            }
+            _report(progress=progress.rates(), counts=counts, cost=dict(progress.cost))
+
+    return report
+
+
+def _report(**content: Any) -> None:
+    with suppress(OSError):  # The edge was killed, which `_obey` notices.
+        _reports.write(json.dumps(content) + "\n")
+        _reports.flush()
+
+
+def _summary(manifest: Manifest | None) -> dict[str, Any]:
+    """Return the part of a manifest that the record of its job contains."""
+    if manifest is None:
+        return {}
+    counts = {
+        "rows": manifest.rows,
+        "failed_rows": manifest.failed,
+        "total_rows": manifest.total,
+        "tokens": manifest.tokens,
+        "parts": len(manifest.parts),
+    }
+    return {
+        "counts": counts,
+        "cost": manifest.cost,
+        "embedding_id": manifest.embedding_id,
+        "revision": manifest.revision,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,335 @@
+"""Runs the process of one submitted job that this edge has claimed.
+
+The process may be killed at any time: it is started again, and continues with the manifest. If it
+ends several times without a further row, the job fails, because its input needs too much memory or
+another fault of the job itself is likely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+from shoal.transport.trust import Tls
+from shoal.transport.wire import Metadata
+
+from libs.telemetry import metrics, traces
+from libs.telemetry.logs import fields
+from services.edge.batches.context import Context
+from services.edge.batches.leases import BATCH_RENEW_SECONDS, Lease
+from services.edge.batches.runner import CANCEL
+from services.edge.credentials import AUTHORIZATION
+from services.edge.jobs.objects import JobCounts, JobRecord, Status
+from services.edge.jobs.roots import roots_of
+from services.edge.jobs.settings import JobSettings
+from services.edge.jobs.store import PAUSE, JobStore
+
+log = logging.getLogger(__name__)
+
+MAX_FAULTS: Final = 3
+"""Maximum number of consecutive faults of the process without a further row."""
+PROCESS_RESTART_SECONDS: Final = 1.0
+PROCESS_STOP_SECONDS: Final = 10.0
+"""Maximum time of a process to end after its stdin is closed."""
+MAX_REPORT_BYTES: Final = 1 << 20
+CHILD: Final = "services.edge.jobs.child"
+BUSY: Final = "BUSY"
+"""The reason if another process still runs the job, such as that of an edge that was killed."""
+UNAUTHENTICATED: Final = "UNAUTHENTICATED"
+_REQUESTS: Final = {CANCEL: "cancel", PAUSE: "pause"}
+
+
+class Mesh:
+    """Addresses and credentials with which the process reaches the routers."""
+
+    def __init__(self, routers: tuple[str, ...], tls: Tls | None) -> None:
+        self.routers, self.tls = routers, tls
+
+    def order(self) -> dict[str, Any]:
+        return {
+            "routers": ",".join(self.routers),
+            "tls": None
+            if self.tls is None
+            else [
+                _text(self.tls.root_certificates),
+                _text(self.tls.certificate_chain),
+                _text(self.tls.private_key),
+                self.tls.server_name,
+            ],
+        }
+
+
+def _text(source: Any) -> str | None:
+    """Return the path of a file of certificates, which the edge reads from its settings."""
+    return None if source is None else str(source)
+
+
+class JobRunner:
+    """Runs one job.
+
+    Attributes:
+        record: The job, as it is now.
+        process: The process of the job while it runs.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        store: JobStore,
+        record: JobRecord,
+        lease: Lease,
+        *,
+        settings: JobSettings,
+        mesh: Mesh,
+    ) -> None:
+        self.key, self.record = store.key, record
+        self.is_preempted = False
+        self._context, self._store, self._lease = context, store, lease
+        self._settings, self._mesh = settings, mesh
+        self.process: Process | None = None
+        # The state: the request that the process follows, the credential that it has, and whether
+        # progress is not saved yet.
+        self._request = ""
+        self._metadata: Metadata | None = None
+        self._is_changed = False
+
+    def cancel(self, at: int) -> None:
+        """Cancel the job, as a client requests."""
+        self.request(CANCEL)
+
+    def request(self, name: str) -> None:
+        """Cancel or pause the job, as a client requests."""
+        if self._request not in (CANCEL, name):
+            self._request = name
+            self._write(request=_REQUESTS[name])
+
+    def preempt(self) -> None:
+        """Stop after the chunks in flight, so that other work is run."""
+        self.is_preempted = True
+        self._write(request="pause")
+
+    async def run(self) -> None:
+        """Run until the job stops, is preempted or waits for a token. Raises LeaseLost,
+        StorageError.
+        """
+        record = self.record
+        attributes = {"shoal.job.id": record.id, "shoal.job.verb": str(record.recipe.get("verb"))}
+        cause = record.traceparent
+        with traces.background("run job", attributes, cause=cause, is_root=True) as span:
+            work = asyncio.create_task(self._work())
+            others = [asyncio.create_task(act()) for act in (self._renew, self._watch)]
+            try:
+                await asyncio.wait((work, *others), return_when=asyncio.FIRST_COMPLETED)
+                for task in others:
+                    if task.done() and not self.record.is_ended:
+                        await task
+                await work
+            finally:
+                for task in (work, *others):
+                    task.cancel()
+                await asyncio.gather(work, *others, return_exceptions=True)
+                span.set_attribute("shoal.job.status", self.record.status)
+                span.set_attribute("shoal.job.rows", self.record.counts.rows)
+
+    async def _work(self) -> None:
+        faults, rows = 0, self.record.counts.rows
+        while True:
+            if request := await self._context.io(self._store.request, self.record.id):
+                self.request(request)
+            metadata = await self._credential()
+            if metadata is None:
+                await self._stop_without_process()
+                return
+            if self._request == CANCEL and not self.record.started_at:
+                await self._end("cancelled", {})
+                return
+            ended = await self._run_process(metadata)
+            reason = ended["reason"] if ended is not None else ""
+            if reason == UNAUTHENTICATED and self.record.needs_token:
+                self._context.forget_credential(self.key, metadata)
+                return  # until a newer token arrives
+            if ended is not None and reason != BUSY:
+                if self.is_preempted and not self._request and ended["state"] == "paused":
+                    self._take(ended)
+                    self.record.status = "queued"
+                    await self._save()
+                    return
+                await self._end(ended["state"], ended)
+                return
+            if ended is None:
+                faults = 1 if self.record.counts.rows > rows else faults + 1
+                rows = self.record.counts.rows
+                if faults >= MAX_FAULTS:
+                    error = (
+                        f"the process of the job ended {faults} times without a further row, "
+                        "perhaps for lack of memory: submit it again with fewer rows in a chunk"
+                    )
+                    await self._end("failed", {"error": error})
+                    return
+            if self.is_preempted:
+                return
+            await asyncio.sleep(PROCESS_RESTART_SECONDS)
+
+    async def _credential(self) -> Metadata | None:
+        record = self.record
+        return await self._context.credential(
+            self.key, record.tenant, needs_token=record.needs_token
+        )
+
+    async def _stop_without_process(self) -> None:
+        """End a job that a client stopped, or that expired, while it waits for a token."""
+        if self._request:
+            await self._end("cancelled" if self._request == CANCEL else "paused", {})
+        elif self.record.expires_at <= time.time():
+            await self._end("expired", {"error": "the deadline passed without a valid token"})
+
+    async def _run_process(self, metadata: Metadata) -> dict[str, Any] | None:
+        """Run the process until its end, and return that; None if it ended by a fault."""
+        record = self.record
+        if record.status != "running":
+            record.status, record.started_at = "running", record.started_at or int(time.time())
+            await self._save()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", CHILD),
+            stdin=PIPE,
+            stdout=PIPE,
+            limit=MAX_REPORT_BYTES,
+            start_new_session=True,  # Ctrl-C at a terminal is for the edge alone.
+            env={
+                **os.environ,
+                # The module is found where this one was, whatever the working directory is.
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                # Arrow's own allocator keeps more memory of a long job than the system's.
+                "ARROW_DEFAULT_MEMORY_POOL": "system",
+            },
+        )
+        self.process, self._metadata = process, metadata
+        self._write(**self._order(metadata))
+        if self._request:
+            self._write(request=_REQUESTS[self._request])
+        elif self.is_preempted:
+            self._write(request="pause")
+        ended: dict[str, Any] | None = None
+        try:
+            assert process.stdout is not None  # noqa: S101  # for the type checker
+            while line := await process.stdout.readline():
+                report = json.loads(line)
+                ended = report.get("end", ended)
+                if "counts" in report:
+                    self._take(report)
+            status = await process.wait()
+        finally:
+            self.process = None
+            await _stop(process)
+        if ended is None:
+            log.warning(
+                "process of a job ended", extra=fields({"job": record.id, "status": status})
+            )
+        return ended
+
+    def _order(self, metadata: Metadata) -> dict[str, Any]:
+        record = self.record
+        return {
+            **self._mesh.order(),
+            "tenant": record.tenant,
+            "token": _token(metadata),
+            "recipe": record.recipe,
+            "input": record.input,
+            "output": record.output,
+            "limits": {**record.limits, "prices": dict(self._settings.prices)},
+            "retry": record.retry,
+            "roots": roots_of(self._settings.roots, record.identified),
+            "input_bytes": self._settings.input_bytes,
+        }
+
+    def _write(self, **content: Any) -> None:
+        """Send a line to the process, if there is one."""
+        process = self.process
+        if process is not None and process.stdin is not None and not process.stdin.is_closing():
+            process.stdin.write(json.dumps(content).encode() + b"\n")
+
+    def _take(self, report: dict[str, Any]) -> None:
+        """Note the progress of a report, and count its rows."""
+        record, counts = self.record, report.get("counts")
+        if counts is not None:
+            before = record.counts
+            record.counts = JobCounts(**{**_values(before), **counts})
+            failed = record.counts.failed_rows - before.failed_rows
+            done = record.counts.rows - before.rows - failed
+            # A retry may reduce the number of failed rows.
+            metrics.HTTP_JOB_ROWS.labels("ok").inc(max(0, done))
+            metrics.HTTP_JOB_ROWS.labels("failed").inc(max(0, failed))
+        record.progress = report.get("progress", {})
+        record.cost = report.get("cost", record.cost)
+        record.embedding_id = report.get("embedding_id", record.embedding_id)
+        record.revision = report.get("revision", record.revision)
+        self._is_changed = True
+
+    async def _end(self, status: Status, ended: dict[str, Any]) -> None:
+        """Record that the job has stopped."""
+        self._take({**ended, "progress": {}})
+        record = self.record
+        record.status, record.error = status, str(ended.get("error", ""))
+        record.ended_at = int(time.time())
+        await self._save()
+        metrics.HTTP_JOBS_ENDED.labels(status).inc()
+        await self._context.io(self._store.deactivate, record.id)
+        await self._context.io(self._lease.delete)
+        log.info("job ended", extra=fields({"job": record.id, "status": status}))
+
+    async def _renew(self) -> None:
+        """Renew the lease until cancelled."""
+        while True:
+            await asyncio.sleep(BATCH_RENEW_SECONDS)
+            await self._context.renew(self._lease)
+
+    async def _watch(self) -> None:
+        """Save progress, pass requests and new tokens to the process, until cancelled."""
+        while True:
+            await asyncio.sleep(BATCH_RENEW_SECONDS)
+            if self._is_changed and not self.record.is_ended:
+                await self._save()
+            if request := await self._context.io(self._store.request, self.record.id):
+                self.request(request)
+            metadata = await self._credential() if self._metadata is not None else None
+            if metadata is not None and metadata != self._metadata:
+                self._metadata = metadata
+                self._write(token=_token(metadata))
+
+    async def _save(self) -> None:
+        self._is_changed = False
+        self.record.updated_at = time.time()
+        await self._context.io(self._store.save, msgspec.structs.replace(self.record))
+
+
+def _values(counts: JobCounts) -> dict[str, Any]:
+    return {name: getattr(counts, name) for name in counts.__struct_fields__}
+
+
+def _token(metadata: Metadata) -> str:
+    """Return the token of a caller's metadata; empty without one."""
+    value = next((str(value) for name, value in metadata if name == AUTHORIZATION), "")
+    return value.partition(" ")[2]
+
+
+async def _stop(process: Process) -> None:
+    """End a process: it stops when its stdin is closed."""
+    if process.returncode is not None:
+        return
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        async with asyncio.timeout(PROCESS_STOP_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

@@ -1,0 +1,101 @@
+"""A tenant's submitted jobs in the storage of batches. Everything here blocks and raises
+StorageError.
+
+    active/TENANT.JOB              a job that waits or runs, and its lease
+    TENANT/records/JOB.json        a job, rewritten while it runs
+    TENANT/JOB/cancel.json         a request to cancel it
+    TENANT/JOB/pause.json          a request to pause it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+from shoal.bulk.failures import StorageError
+from shoal.bulk.places import Place
+
+from services.edge.batches.runner import CANCEL
+from services.edge.batches.store import RECORDS, Store
+from services.edge.jobs.objects import JOB_ID, JobRecord
+
+PAUSE: Final = "pause.json"
+_JSON: Final = ".json"
+
+
+class JobStore:
+    """The jobs of one tenant.
+
+    Attributes:
+        key: The name of the tenant's folder.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self.key = store, key
+
+    def job(self, identity: str) -> JobRecord | None:
+        """Return a job as it was last saved."""
+        if not JOB_ID.fullmatch(identity):
+            return None
+        content = self._records().read(identity + _JSON)
+        if content is None:
+            return None
+        try:
+            return msgspec.json.decode(content, type=JobRecord)
+        except msgspec.MsgspecError as error:
+            raise StorageError(f"the record of {identity} is damaged: {error}") from error
+
+    def ids(self) -> list[str]:
+        """Return the ids of all jobs, oldest first."""
+        names = (name.removesuffix(_JSON) for name in self._records().names())
+        return sorted(name for name in names if JOB_ID.fullmatch(name))
+
+    def jobs(self, ids: Iterable[str]) -> Iterator[JobRecord]:
+        """Yield those of these jobs that still exist."""
+        return filter(None, map(self.job, ids))
+
+    def active_ids(self) -> list[str]:
+        """Return the ids of jobs that wait or run, and perhaps some that just stopped."""
+        names = (name.partition(".") for name in self._store.active().names())
+        return [one for key, _, one in names if key == self.key and JOB_ID.fullmatch(one)]
+
+    def is_active(self, identity: str) -> bool:
+        """Return whether edges find a job."""
+        return self._store.active().read(self._marker(identity)) is not None
+
+    def activate(self, record: JobRecord) -> None:
+        """Save a job, and let edges find it by its name in `active`."""
+        self.save(record)
+        self._store.active().create(self._marker(record.id), b"{}")
+
+    def deactivate(self, identity: str) -> None:
+        self._store.active().delete(self._marker(identity))
+
+    def save(self, record: JobRecord) -> None:
+        self._records().replace(record.id + _JSON, msgspec.json.encode(record))
+
+    def requests(self, identity: str) -> Place:
+        """Return the folder of requests to a job."""
+        return self._store.folder(self.key, identity)
+
+    def request(self, identity: str) -> str:
+        """Return the request that counts: CANCEL, PAUSE or an empty text."""
+        names = self.requests(identity).names()
+        return next((name for name in (CANCEL, PAUSE) if name in names), "")
+
+    def delete(self, identity: str) -> None:
+        self._store.remove_folder(self.key, identity)
+        self._records().delete(identity + _JSON)
+
+    def delete_expired(self, now: float, seconds: float) -> None:
+        """Delete the records of jobs that stopped long ago. Their output stays."""
+        for record in self.jobs(self.ids()):
+            if record.is_ended and record.ended_at + seconds <= now:
+                self.delete(record.id)
+
+    def _marker(self, identity: str) -> str:
+        return f"{self.key}.{identity}"
+
+    def _records(self) -> Place:
+        return self._store.folder(self.key, RECORDS)

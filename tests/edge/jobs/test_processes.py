@@ -1,0 +1,181 @@
+"""Failures of the processes that run submitted jobs: each row is written once all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shoal.bulk.manifest import load
+from shoal.bulk.places import Folder
+
+from libs.serving import Security
+from services.edge.jobs import runner as runners
+from services.edge.jobs.runner import JobRunner
+from tests.bulk.jobs import recipe
+from tests.edge.batches.parts import serving_edge
+from tests.edge.jobs.parts import Files, encode, submit, wait_for
+from tests.edge.parts import Script, edge, routing
+from tests.router.parts import until
+
+ROWS = 200
+
+
+class Holding:
+    """A router that holds requests after a number of them until it is released."""
+
+    def __init__(self, free: int) -> None:
+        self.script = Script(encode=encode, act=self._act)
+        self.free = free
+        self.released = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Wait until a request is held."""
+        await until(lambda: len(self.script.requests) > self.free, "requests", 120.0)
+
+    async def _act(self) -> None:
+        if len(self.script.requests) > self.free:
+            await self.released.wait()
+
+
+async def test_killed_processes_of_a_job_are_replaced(files: Files, made: list[JobRunner]) -> None:
+    files.write(ROWS)
+    router = Holding(5)
+    async with edge(router.script, **files.settings) as http:
+        job = await submit(http, files.request())
+        killed = set[int]()
+        for _ in range(3):
+            await router.wait()
+            await until(lambda: _pid(made) not in (0, *killed), "another process", 120.0)
+            killed.add(pid := _pid(made))
+            os.kill(pid, signal.SIGKILL)
+            router.free = len(router.script.requests) + 5
+            router.released.set()
+            router.released.clear()
+        router.free = 10_000
+        router.released.set()
+        found = await wait_for(http, job)
+        assert (found["status"], found["counts"]["rows"]) == ("completed", ROWS)
+    assert len(killed) == 3
+    assert files.ids() == [f"d{number}" for number in range(ROWS)]
+
+
+async def test_job_of_a_process_that_always_fails_ends(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write(10)
+    monkeypatch.setattr(runners, "CHILD", "tests.edge.jobs.failing_child")
+    monkeypatch.setattr(runners, "PROCESS_RESTART_SECONDS", 0.01)
+    async with edge(Script(encode=encode), **files.settings) as http:
+        found = await wait_for(http, await submit(http, files.request()))
+    assert (found["status"], "ended 3 times" in found["error"]) == ("failed", True)
+
+
+async def test_another_edge_continues_the_job(files: Files) -> None:
+    files.write(ROWS)
+    router = Holding(8)
+    settings = files.settings
+    folder = settings.pop("batches")
+    async with routing(router.script) as address:
+        async with serving_edge(address, folder, **settings) as http:
+            job = await submit(http, files.request())
+            await router.wait()
+        router.free = 10_000
+        router.released.set()
+        async with serving_edge(address, folder, **settings) as http:
+            found = await wait_for(http, job)
+    assert (found["status"], found["counts"]["rows"]) == ("completed", ROWS)
+    assert files.ids() == [f"d{number}" for number in range(ROWS)]
+
+
+async def test_process_ends_with_its_edge(files: Files) -> None:
+    """An edge that is killed closes the pipe, and another edge soon runs the job."""
+    source = files.write(ROWS)
+    router = Holding(3)
+    async with routing(router.script) as address:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", runners.CHILD), stdin=PIPE, stdout=PIPE
+        )
+        assert process.stdin is not None
+        order = _order(address, source, files)
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        await router.wait()
+        process.stdin.close()
+        assert await asyncio.wait_for(process.wait(), 60.0) == 0
+    manifest = load(Folder(files.root / "out"))
+    assert manifest is not None
+    assert manifest.state == "paused"
+    assert len(files.ids()) == manifest.rows < ROWS
+
+
+async def test_token_is_not_stored_and_awaited_after_a_restart(
+    files: Files, tmp_path: Path
+) -> None:
+    files.write(ROWS)
+    secret = "secret-of-the-red-tenant"
+    path = tmp_path / "tokens.yaml"
+    token = {"token": secret, "subject": "a", "role": "client", "tenant": "red"}
+    path.write_text(json.dumps({"tokens": [token]}))
+    path.chmod(0o600)
+    router = Holding(3)
+    red = {"authorization": f"Bearer {secret}"}
+    settings = files.settings
+    folder = settings.pop("batches")
+    async with routing(router.script, Security(tokens=path)) as address:
+        async with serving_edge(address, folder, **settings) as http:
+            assert (await http.post("/v1/jobs", files.request())).status == 401
+            job = await submit(http, files.request(), **red)
+            await router.wait()
+            stored = await asyncio.to_thread(_contents, files.storage, files.root)
+            assert stored
+            assert not any(secret.encode() in content for content in stored)
+        router.free = 10_000
+        router.released.set()
+        before = len(router.script.requests)
+        async with serving_edge(address, folder, **settings) as http:
+            await asyncio.sleep(1.0)
+            assert len(router.script.requests) == before
+            found = await wait_for(http, job, **red)
+    assert (found["status"], found["counts"]["rows"]) == ("completed", ROWS)
+    assert {one["authorization"] for one in router.script.metadata} == {f"Bearer {secret}"}
+    assert files.ids() == [f"d{number}" for number in range(ROWS)]
+
+
+def _pid(made: list[JobRunner]) -> int:
+    """Return the process of the newest runner; 0 without one."""
+    process = made[-1].process if made else None
+    return process.pid if process is not None and process.returncode is None else 0
+
+
+def _order(address: str, source: Path, files: Files) -> dict[str, Any]:
+    made = recipe()
+    fields = {name: getattr(made, name) for name in made.__dataclass_fields__}
+    return {
+        "routers": address,
+        "tls": None,
+        "tenant": "",
+        "token": "",
+        "recipe": fields,
+        "input": str(source),
+        "output": str(files.root / "out"),
+        "limits": {},
+        "retry": False,
+        "roots": [str(files.root)],
+        "input_bytes": 1 << 30,
+    }
+
+
+def _contents(*folders: Path) -> list[bytes]:
+    """Return the contents of all files below folders."""
+    found = []
+    for path in (path for folder in folders for path in folder.rglob("*") if path.is_file()):
+        with suppress(FileNotFoundError):  # The temporary file of a lease's renewal.
+            found.append(path.read_bytes())
+    return found
