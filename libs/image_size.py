@@ -30,7 +30,7 @@ class Size(NamedTuple):
     width: int
 
 
-def size_of(data: bytes) -> Size | None:
+def read_image_size(data: bytes) -> Size | None:
     """Return the size that a file's header names; None where it is of no known format, truncated,
     or names none.
     """

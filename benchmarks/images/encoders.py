@@ -196,7 +196,7 @@ def prepare(
 
     cpu = torch.device("cpu")
     seconds = take_turns(
-        {"shoal": lambda: sequences_of(model, photos), "transformers": theirs}, rounds, cpu
+        {"shoal": lambda: prepare_sequences(model, photos), "transformers": theirs}, rounds, cpu
     )
     decoding = decoding_seconds(photos)
     own, other = (len(photos) / median(seconds[name]) for name in ("shoal", "transformers"))
@@ -211,7 +211,7 @@ def decoding_seconds(photos: Sequence[bytes]) -> float:
     return (time.perf_counter() - started) / len(photos)
 
 
-def sequences_of(model: ImageModel, photos: Sequence[bytes]) -> list[InputSequence]:
+def prepare_sequences(model: ImageModel, photos: Sequence[bytes]) -> list[InputSequence]:
     return [model.input.sequence(data, "image") for data in photos]
 
 
@@ -224,7 +224,7 @@ def forward(
     dtype: str,
 ) -> Forward:
     device = model.backbones[0].encoder.device
-    sequences = sequences_of(model, photos)
+    sequences = prepare_sequences(model, photos)
     engines = {
         "shoal": packed_run(model, sequences),
         "transformers": reference_run(shape, theirs, photos, device, DTYPES[dtype]),

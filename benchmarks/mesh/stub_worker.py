@@ -46,7 +46,9 @@ def ready_answer() -> bytes:
         "float32", (1, DIMENSIONS), np.full((1, DIMENSIONS), DIMENSIONS**-0.5, np.float32)
     )
     timings = Timings(queue=0.0, prepare=0.0, wait=0.0, forward=0.0, finish=0.0)
-    return codec.result_of(EncodeResult(dense=vector), revision="stub", tokens=8, timings=timings)
+    return codec.encode_result(
+        EncodeResult(dense=vector), revision="stub", tokens=8, timings=timings
+    )
 
 
 def report() -> worker_pb2.WorkerModel:

@@ -18,7 +18,7 @@ from libs.catalog.checkpoint.tasks import refuse_unserved
 from libs.catalog.overrides import Overrides, apply
 from libs.errors import ModelBroken
 from libs.kinds.kind import Kind, Place
-from libs.kinds.registry import kind_of
+from libs.kinds.registry import detect_kind
 from libs.text import control_character
 
 
@@ -28,7 +28,7 @@ def detect(
     """Return the kind of the checkpoint in `directory`; the arguments are those of `read_card`."""
     refuse_unserved(directory)
     place = Place(directory, model, overrides.detect.kind if overrides else None, base)
-    return place, kind_of(place)
+    return place, detect_kind(place)
 
 
 def read_card(

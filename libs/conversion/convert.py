@@ -20,7 +20,7 @@ from tempfile import TemporaryFile
 from typing import BinaryIO, Final
 
 from libs.catalog.checkpoint.files import locate, tensor_entries
-from libs.conversion.plan import VERSION, VOCABULARY_FILES, Step, index_of
+from libs.conversion.plan import VERSION, VOCABULARY_FILES, Step, index_path
 from libs.conversion.process import run
 from libs.errors import ModelBroken, NoCapacity
 
@@ -223,7 +223,7 @@ def _write_indexes(into: Path, steps: Sequence[Step]) -> None:
     """
     maps: dict[str, dict[str, str]] = {}
     for step in steps:
-        index = index_of(step)
+        index = index_path(step)
         if not index:
             continue
         places = maps.setdefault(index, {})

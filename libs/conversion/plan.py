@@ -147,7 +147,7 @@ def is_additional(name: str) -> bool:
     return name in [_OUTPUTS[torch] for torch in _ADDITIONAL]
 
 
-def steps_of(paths: Iterable[str]) -> tuple[Step, ...]:
+def plan_steps(paths: Iterable[str]) -> tuple[Step, ...]:
     """Return the conversion of each torch checkpoint among the selected files, in the order of
     their paths, then that of each folder's vocabulary.
     """
@@ -159,7 +159,7 @@ def steps_of(paths: Iterable[str]) -> tuple[Step, ...]:
     tokenizers = [
         Step("tokenizer", str(PurePosixPath(folder, name)), str(PurePosixPath(folder, TOKENIZER)))
         for folder, names in folders.items()
-        if (name := vocabulary_of(names))
+        if (name := find_vocabulary(names))
     ]
     return (*(Step("torch", path, _output(path)) for path in found if is_torch(path)), *tokenizers)
 
@@ -192,7 +192,7 @@ def foreign_steps(paths: Collection[str]) -> tuple[Step, ...]:
     return ()
 
 
-def vocabulary_of(names: Collection[str]) -> str:
+def find_vocabulary(names: Collection[str]) -> str:
     """Return the file with the vocabulary of a folder that has no fast tokenizer, of the names of
     its files; empty if none is needed.
     """
@@ -214,7 +214,7 @@ def _output(path: str) -> str:
     return str(place.with_name(name))
 
 
-def index_of(step: Step) -> str:
+def index_path(step: Step) -> str:
     """Return the path of the index that lists the shard's tensors with those of the others; empty
     if the output is not a shard.
     """

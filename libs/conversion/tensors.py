@@ -32,7 +32,7 @@ from libs.conversion.archive import (
     BoundedReader,
     Refused,
     Span,
-    format_of,
+    detect_format,
     legacy_storages,
     read_archive,
 )
@@ -171,7 +171,7 @@ def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Pr
     storages = _Storages()
     loaded, spans = (
         _load_zip(source, storages)
-        if format_of(source) == "zip"
+        if detect_format(source) == "zip"
         else _load_legacy(source, storages)
     )
     found, left_out = _tensors(loaded, storages, spans)

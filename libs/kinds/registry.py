@@ -57,7 +57,7 @@ NAMES: Final = tuple(sorted({kind.name for kind in KINDS}))
 """The values of `Card.kind`."""
 
 
-def kind_of(place: Place) -> Kind:
+def detect_kind(place: Place) -> Kind:
     """Return the kind of the checkpoint. Raises ModelBroken if none can serve it."""
     for kind in KINDS:
         if kind.claims(place):

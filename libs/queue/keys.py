@@ -17,7 +17,7 @@ from libs import setting
 from libs.versions import LAYOUT_VERSION
 
 LAYOUT = "v1:layout"
-"""STRING: the layout of the first writer (`layout_of`). `v1` in names is no longer a version; it
+"""STRING: the layout of the first writer (`layout_value`). `v1` in names is no longer a version; it
 only separates our keys from others.
 """
 MAX_SLOTS: Final = 1024
@@ -139,12 +139,12 @@ def parse_wakeup(message: str) -> LaneKey | WakeupLeft | WorkerWakeup:
     return WorkerWakeup(message[1:]) if message.startswith("!") else LaneKey.parse(message)
 
 
-def slot_of(name: str, slots: int) -> int:
+def slot_number(name: str, slots: int) -> int:
     """Return the slot of a model or tenant."""
     return crc_hqx(name.encode(), 0) % slots
 
 
-def layout_of(slots: int) -> str:
+def layout_value(slots: int) -> str:
     """Return the value of LAYOUT that processes with this number of slots write and accept."""
     return str(LAYOUT_VERSION) if slots == 1 else f"{LAYOUT_VERSION} with {slots} slots"
 
@@ -178,7 +178,7 @@ class Keys:
         if located is None:
             if len(self._lanes) == _MAX_LANES:
                 self._lanes.clear()
-            slot = slot_of(lane.model, self._slots)
+            slot = slot_number(lane.model, self._slots)
             located = self._lanes[lane] = (slot, self._make(lane, slot))
         return located
 

@@ -101,7 +101,7 @@ def select(
     folders = _module_folders(remote, by_path)
     own_adapters = _own_adapters(remote, by_path)
     safe = [file for file in remote.files if _folder(file) in folders and _is_weights(file)]
-    safe = _of_one_layout(remote, by_path, safe)
+    safe = _keep_one_layout(remote, by_path, safe)
     weights = [*safe]
     for folder in sorted(folders):
         weights += _torch_files(model, remote, by_path, folder, safe, can_convert=can_convert)
@@ -193,7 +193,7 @@ def _is_weights(file: RemoteFile) -> bool:
     return name.endswith(_WEIGHTS) and not _DUPLICATES.fullmatch(name) and _is_safe(file.path)
 
 
-def _of_one_layout(
+def _keep_one_layout(
     remote: Remote, by_path: dict[str, RemoteFile], weights: list[RemoteFile]
 ) -> list[RemoteFile]:
     """Drop the copy of the weights that would not be read, of a repository with both open_clip's

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from libs.catalog.checkpoint import adapter as lora
-from libs.conversion import TorchCheckpoints, base_model, convert, steps_of
+from libs.conversion import TorchCheckpoints, base_model, convert, plan_steps
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, NoCapacity, ShoalError
 from libs.names import is_model_id
 from libs.store.base import with_base_model
@@ -157,7 +157,7 @@ class Store:
         incoming = self._cache.begin(model, listing, self._budget_bytes)
         if not self._cache.is_converted(model):
             download(remote, files, incoming, self._transfer, report)
-            steps = steps_of(file.path for file in files)
+            steps = plan_steps(file.path for file in files)
             if steps:
                 convert(incoming, incoming, steps, lambda name, done, total: None)
             needs_base = base_model.is_needed(incoming)

@@ -142,7 +142,7 @@ class Cycle(RequestResponseCycle):
         if message["type"] == "http.response.start":
             self.response_started = True
             self.waiting_for_100_continue = False
-            self._head = self._head_of(message["status"], list(message.get("headers", ())))
+            self._head = self._encode_head(message["status"], list(message.get("headers", ())))
             if self.chunked_encoding:  # the first chunk may be much later
                 self._write(b"")
         elif message["type"] == "http.response.body":
@@ -172,7 +172,7 @@ class Cycle(RequestResponseCycle):
         if head or data:
             self.transport.write(head + data)
 
-    def _head_of(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
+    def _encode_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         lines = [STATUS_LINE[status]]
         for name, value in self.default_headers + headers:
             lines.append(b"%b: %b\r\n" % (name, value))
@@ -584,7 +584,7 @@ class Server:
         files.
         """
         host, port = parse_address(address)
-        context = context_of(tls) if tls is not None else None
+        context = tls_context(tls) if tls is not None else None
         try:
             found = await asyncio.get_running_loop().getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -606,7 +606,7 @@ class Server:
 
     async def maintain(self, tls: TlsFiles | None) -> None:
         """Update the date header and reload renewed certificates until cancelled."""
-        watched = Watched(_paths(tls), partial(context_of, tls)) if tls is not None else None
+        watched = Watched(_paths(tls), partial(tls_context, tls)) if tls is not None else None
         while True:
             await asyncio.sleep(CERTIFICATE_CHECK_SECONDS)
             self._set_date_header()
@@ -678,7 +678,7 @@ async def serving_http(
         keeping.cancel()
 
 
-def context_of(tls: TlsFiles) -> ssl.SSLContext:
+def tls_context(tls: TlsFiles) -> ssl.SSLContext:
     """Return a context for TLS 1.2 and newer from the current files. Raises InvalidInput that names
     the variable and the file.
     """

@@ -351,7 +351,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         lane = context.lane
         with traces.sending(traces.lane_name(lane.pool, lane.model, lane.adapter)) as span:
             traceparent, stream_to = (
-                traces.traceparent_of(span),
+                traces.format_traceparent(span),
                 "" if streamed is None else self._router_id,
             )
             plan = await _maybe_in_thread(

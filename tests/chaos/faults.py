@@ -22,7 +22,7 @@ from shoal.errors import Unavailable
 
 from libs.fleet import Fleet
 from libs.queue.connection.client import ANSWER_SECONDS
-from libs.queue.keys import slot_of
+from libs.queue.keys import slot_number
 from tests.chaos import models
 from tests.chaos.links import CUT, PASS, Way, narrow, silent, slow
 from tests.chaos.plan import EVERYBODY, LEADER, Planned
@@ -51,7 +51,7 @@ _NODE_KINDS: Final = (
 )
 _MOVED_KEYS: Final = (
     *(
-        f"{{{slot_of(model, QUEUE_SLOTS)}}}"
+        f"{{{slot_number(model, QUEUE_SLOTS)}}}"
         for model in (models.DENSE, models.OTHER_DENSE, models.CLASSIFIER, models.WRITER)
     ),
     "{fleet}",

@@ -81,7 +81,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> GenerativeModel:
     """Its rules forbid what JSON needs: nothing twice, no brace, and no end before a third
     token.
     """
-    return loaded(tmp_path_factory.mktemp("writer"), suppress_tokens=["}"], min_new_tokens=3)
+    return loaded(
+        tmp_path_factory.mktemp("language_model"), suppress_tokens=["}"], min_new_tokens=3
+    )
 
 
 def loaded(directory: Path, **generation: object) -> GenerativeModel:
@@ -167,7 +169,9 @@ def grammars(model: GenerativeModel) -> Grammars:
     reader = model._reader
     assert isinstance(reader, TextReader)
     return Grammars(
-        reader.tokenizer, reader.writer.settings.vocabulary or 0, reader.writer.settings.stops
+        reader.tokenizer,
+        reader.language_model.settings.vocabulary or 0,
+        reader.language_model.settings.stops,
     )
 
 

@@ -107,10 +107,10 @@ def test_steps_generate_the_tokens_of_transformers(name: str, tmp_path: Path) ->
     joins.
     """
     model = write(name, tmp_path)
-    writer, inputs = load(tmp_path), prompts(3)
+    language_model, inputs = load(tmp_path), prompts(3)
     wanted = written(model, inputs, MAX_NEW_TOKENS)
     requested = [Request(ids, most=MAX_NEW_TOKENS) for ids in inputs]
-    loop = DecodeLoop(writer, 64, most_rows=40)
+    loop = DecodeLoop(language_model, 64, most_rows=40)
     assert [text for text, _ in finished(loop, requested, every=2)] == wanted
     reported, capture = EventRecorder(), FakeCapture()
     capture_all(graphs_of(loop, reported, capture))
@@ -129,9 +129,11 @@ def test_choices_that_need_scores_are_the_same_from_a_graph(
     a bounded vocabulary.
     """
     monkeypatch.setattr(graphs_module, "SEQUENCES", (8,))
-    writer = load(llama[1])
-    writer.settings = replace(writer.settings, vocabulary=writer.vocabulary - 40)
-    plain, own = prompts(1)[0], writer.settings
+    language_model = load(llama[1])
+    language_model.settings = replace(
+        language_model.settings, vocabulary=language_model.vocabulary - 40
+    )
+    plain, own = prompts(1)[0], language_model.settings
     requested = [
         Request(plain, most=MAX_NEW_TOKENS),
         Request(plain, most=MAX_NEW_TOKENS, settings=replace(own, temperature=1.0), seed=b"seed"),
@@ -139,13 +141,13 @@ def test_choices_that_need_scores_are_the_same_from_a_graph(
         Request(plain, most=MAX_NEW_TOKENS, top_logprobs=2),
         Request(plain, most=MAX_NEW_TOKENS, settings=replace(own, no_repeat_ngram=2)),
     ]
-    loop = DecodeLoop(writer, 64)
+    loop = DecodeLoop(language_model, 64)
     eager = finished(loop, requested)
     capture = FakeCapture()
     capture_all(graphs_of(loop, EventRecorder(), capture))
     assert finished(loop, requested) == eager
     assert sum(each.replays for each in capture.made)
-    assert all(max(text) < writer.vocabulary - 40 for text, _ in eager)
+    assert all(max(text) < language_model.vocabulary - 40 for text, _ in eager)
 
 
 @pytest.mark.usefixtures("triton")
@@ -258,7 +260,9 @@ def test_on_a_cpu_nothing_changes(llama: tuple[transformers.PreTrainedModel, Pat
 @pytest.mark.usefixtures("triton")
 def test_model_captures_between_batches_and_parks_without_graphs(tmp_path: Path) -> None:
     write_served("qwen3", tmp_path)
-    model = writers.load(Source(tmp_path, "random/writer", torch.device("cpu"), torch.float32))
+    model = writers.load(
+        Source(tmp_path, "random/language_model", torch.device("cpu"), torch.float32)
+    )
     reported, capture = EventRecorder(), FakeCapture()
     assert [model.awaits_capture] == [False]
     model.keep_graphs(Graphs(capture, reported.owner, most=8))

@@ -84,7 +84,7 @@ def test_bundle_is_current_while_it_is_whole_and_made_of_the_same(folder: Path) 
 
 
 def test_key_changes_with_the_requested_pins() -> None:
-    assert gpu_bundle.key_of(["a==1"]) != gpu_bundle.key_of(["a==2"])
+    assert gpu_bundle.bundle_key(["a==1"]) != gpu_bundle.bundle_key(["a==2"])
 
 
 def test_bundle_that_is_too_large_is_refused_with_its_largest_files() -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from libs.kernels.linear import int8
-from libs.kernels.linear.int8 import Int8Weight, TorchInt8, Way, codes_of
+from libs.kernels.linear.int8 import Int8Weight, TorchInt8, Way, quantise_rows
 from libs.kernels.linear.lora import Delta, LowRank, Rows
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.native import int8 as native_int8
@@ -47,7 +47,7 @@ def numbers(*shape: int) -> Tensor:
 
 def defined(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return the product of the decoded numbers, in float64."""
-    codes, scale = codes_of(weight)
+    codes, scale = quantise_rows(weight)
     wide = x.double()
     low = wide.amin(1, keepdim=True)
     step = (wide.amax(1, keepdim=True) - low) / 255
@@ -162,7 +162,7 @@ def test_codes_at_their_limits(chosen: Way) -> None:
 
 def test_range_of_each_output_is_its_own() -> None:
     weight = torch.stack((numbers(50), 1000 * numbers(50)))
-    codes, scale = codes_of(weight)
+    codes, scale = quantise_rows(weight)
     assert codes.abs().amax(1).tolist() == [127, 127]
     assert ((codes * scale[:, None] - weight).abs() <= scale[:, None] / 2 + 1e-6).all()
 

@@ -66,7 +66,7 @@ def scores(item: Extraction) -> list[float]:
 
 def serialized_bytes(item: Extraction) -> int:
     times = codec.Timings(0, 0, 0, 0, 0)
-    data = codec.result_of(ExtractResult([item]), revision="", tokens=0, timings=times)
+    data = codec.encode_result(ExtractResult([item]), revision="", tokens=0, timings=times)
     return worker_pb2.JobResult.FromString(data).extract.results[0].ByteSize()
 
 

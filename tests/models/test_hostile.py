@@ -33,7 +33,7 @@ from libs.catalog.detect import read_card
 from libs.errors import InvalidInput, ModelBroken
 from libs.kinds.gliner.card import read_gliner
 from libs.models import EncodeWork, PackedModel, load_model
-from libs.models.text.heads.extraction.spans import spans_of
+from libs.models.text.heads.extraction.spans import enumerate_spans
 from libs.models.text.tokenising.chat import _messages
 from libs.models.text.tokenising.regexes import PUBLISHED, slow, tried
 from libs.models.text.tokenising.renderer import rendered, rendered_text
@@ -237,7 +237,7 @@ def test_number_of_spans_is_bounded(checkpoint: Path, key: str, value: int) -> N
     ):
         read_gliner(checkpoint)
     with limited(BYTES):
-        assert len(spans_of(3, 1 << 30)[0]) == 6
+        assert len(enumerate_spans(3, 1 << 30)[0]) == 6
 
 
 # Tensors

@@ -26,7 +26,7 @@ from libs.models import (
     Work,
     load_model,
 )
-from libs.models.runtime.loaded.tiers import Arena, tensors_of
+from libs.models.runtime.loaded.tiers import Arena, find_tensors
 from tests.parity.boundary_models import make_boundary
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.gliner_models import make_reference
@@ -106,7 +106,7 @@ def _arrays(output: Output) -> list[NDArray[np.generic]]:
 
 
 def held(model: PackedModel) -> list[torch.Tensor]:
-    return tensors_of(*model.modules())
+    return find_tensors(*model.modules())
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -218,7 +218,7 @@ class _Odd(nn.Module):
 
 def test_views_of_any_type_and_shape_keep_their_places() -> None:
     odd = _Odd()
-    tensors = tensors_of(odd)
+    tensors = find_tensors(odd)
     assert len(tensors) == 7, "each once"
     wanted = [tensor.clone() for tensor in tensors]
     strides = [tensor.stride() for tensor in tensors]

@@ -198,9 +198,11 @@ def test_only_image_models_with_text_encoders_tokenize(
 
 def test_generative_models_tokenize_without_a_forward_pass(tmp_path: Path) -> None:
     write("qwen3", tmp_path)
-    writer = load_served_model(tmp_path, "test/writer", torch.device("cpu"), torch.float32)
-    prepared = writer.prepare(TokenizeWork(["a text"]), never_cancelled)
-    result = writer.finish(prepared, [])
+    language_model = load_served_model(
+        tmp_path, "test/language_model", torch.device("cpu"), torch.float32
+    )
+    prepared = language_model.prepare(TokenizeWork(["a text"]), never_cancelled)
+    result = language_model.finish(prepared, [])
     assert isinstance(result, TokenizeResult)
     assert (
         result.items[0].ids.tolist()

@@ -30,7 +30,7 @@ from services.worker.machine.notice import (
     GoogleSource,
     grace_left,
     noticed,
-    source_of,
+    parse_source,
     stops_at,
 )
 from services.worker.settings import Settings
@@ -180,10 +180,10 @@ async def test_missing_source_is_polled_again(tmp_path: Path) -> None:
 
 
 def test_setting_selects_the_source() -> None:
-    assert source_of("none") is None
-    assert isinstance(source_of("aws"), AwsSource)
-    assert isinstance(source_of("gcp"), GoogleSource)
-    source = source_of("file:/run/notice")
+    assert parse_source("none") is None
+    assert isinstance(parse_source("aws"), AwsSource)
+    assert isinstance(parse_source("gcp"), GoogleSource)
+    source = parse_source("file:/run/notice")
     assert isinstance(source, FileSource)
     assert Settings.from_env({"SHOAL_SPOT": "file:/run/notice"}).spot == "file:/run/notice"
     assert Settings.from_env({}).spot == "none"

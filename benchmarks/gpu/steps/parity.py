@@ -108,14 +108,14 @@ def family(device: torch.device, kind: str, hidden: int, heads: int, layers: int
     with tempfile.TemporaryDirectory() as name:
         directory = write_checkpoint(kind, Path(name), hidden=hidden, heads=heads, layers=layers)
         reference = random_model(kind, hidden=hidden, heads=heads, layers=layers)
-        exact = states_of(reference, ids, torch.device("cpu"))
+        exact = reference_states(reference, ids, torch.device("cpu"))
         own = worst(
-            states_of(reference.to(device=device, dtype=torch.bfloat16), ids, device), exact
+            reference_states(reference.to(device=device, dtype=torch.bfloat16), ids, device), exact
         )
-        single = encoder_of(directory, torch.float32, device)
+        single = load_encoder(directory, torch.float32, device)
         found = own_states(single, ids, device)
         alone = [own_states(single, [one], device)[0] for one in ids]
-        narrow = encoder_of(directory, torch.bfloat16, device)
+        narrow = load_encoder(directory, torch.bfloat16, device)
         half = worst(own_states(narrow, ids, device), exact)
         replayed = {
             f"graph_{str(one.dtype).removeprefix('torch.')}": graph(one, device)
@@ -203,7 +203,7 @@ def minilm(context: Context) -> Row:
     return rows
 
 
-def encoder_of(directory: Path, dtype: torch.dtype, device: torch.device) -> PackedEncoder:
+def load_encoder(directory: Path, dtype: torch.dtype, device: torch.device) -> PackedEncoder:
     config = json.loads((directory / "config.json").read_text())
     return build_encoder(
         config, TensorFile.open(directory), dtype=dtype, device=device, head_tables={}
@@ -216,7 +216,7 @@ def own_states(encoder: PackedEncoder, ids: Ids, device: torch.device) -> list[t
     return list(states.split([len(one) for one in ids]))
 
 
-def states_of(model: torch.nn.Module, ids: Ids, device: torch.device) -> list[torch.Tensor]:
+def reference_states(model: torch.nn.Module, ids: Ids, device: torch.device) -> list[torch.Tensor]:
     """Hidden states of each sequence alone."""
     with torch.inference_mode():
         return [

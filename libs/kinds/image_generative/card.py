@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from libs.catalog.card import Card, Task
-from libs.catalog.checkpoint.chat import template_of
+from libs.catalog.checkpoint.chat import read_template
 from libs.catalog.checkpoint.files import (
     Config,
     need_config,
@@ -65,7 +65,7 @@ def _converses(directory: Path, config: Config) -> bool:
         or (directory / "modules.json").exists()
     ):
         return False
-    return (directory / GENERATION).is_file() and bool(template_of(directory))
+    return (directory / GENERATION).is_file() and bool(read_template(directory))
 
 
 def image_generative_card(place: Place) -> Card:
@@ -100,7 +100,7 @@ def _conversation(place: Place, config: Config) -> Card:
         max_tokens=texts.number("max_position_embeddings", 8192),
         inputs=("text", "image"),
     )
-    return replace(card, template=template_of(place.directory), message_parts=True)
+    return replace(card, template=read_template(place.directory), message_parts=True)
 
 
 KIND: Final = Kind("generative", "image_generative", is_image_generative, image_generative_card)

@@ -125,27 +125,28 @@ class GenerativeModel:
 
     def __init__(self, card: Card, reader: Reader, memory_bytes: int = 0) -> None:
         """Create a model. `memory_bytes`: accelerator memory for all models; 0 for all of it."""
-        writer = reader.writer
+        language_model = reader.language_model
         self.card, self._reader = card, reader
         self._tokens = TokenProcessor(card, reader.tokenizer)
-        self.data_type = str(writer.decoder.dtype).removeprefix("torch.")
-        inputs = card.max_tokens if writer.has_cross else 0
-        longest = writer.max_positions
-        largest = pages_needed(1, longest, writer.settings.beams, inputs)
+        self.data_type = str(language_model.decoder.dtype).removeprefix("torch.")
+        inputs = card.max_tokens if language_model.has_cross else 0
+        longest = language_model.max_positions
+        largest = pages_needed(1, longest, language_model.settings.beams, inputs)
         self.pages = max(
             largest,
             min(
-                MAX_REQUESTS * largest, _pool_pages(writer.device, writer.page_bytes, memory_bytes)
+                MAX_REQUESTS * largest,
+                _pool_pages(language_model.device, language_model.page_bytes, memory_bytes),
             ),
         )
-        self.slots = _pool_slots(writer, memory_bytes)
+        self.slots = _pool_slots(language_model, memory_bytes)
         self._arena: Arena | None = None
-        if writer.device.type != "cpu":
-            self._arena = Arena(list(writer.modules()), writer.device)
+        if language_model.device.type != "cpu":
+            self._arena = Arena(list(language_model.modules()), language_model.device)
             self._arena.stow()
             self._arena.bring()
-        weights = writer.bytes if self._arena is None else self._arena.bytes
-        pools = self.pages * writer.page_bytes + self.slots * writer.state_bytes
+        weights = language_model.bytes if self._arena is None else self._arena.bytes
+        pools = self.pages * language_model.page_bytes + self.slots * language_model.state_bytes
         self.bytes = max(weights + pools, card.memory_bytes)
         # State of the device thread.
         self._loop: DecodeLoop | None = None
@@ -213,12 +214,12 @@ class GenerativeModel:
         if isinstance(prepared.work, TokenWork):
             return self._tokens.finish(prepared)
         notes = prepared.notes
-        written = [output for output in outputs if isinstance(output, GeneratedIds)]
-        if not isinstance(notes, _Notes) or len(written) != len(outputs):
+        generated = [output for output in outputs if isinstance(output, GeneratedIds)]
+        if not isinstance(notes, _Notes) or len(generated) != len(outputs):
             raise TypeError("the job was not prepared or not computed by a generative model")
         made = (
-            self._reader.finish(notes.work, notes.of_reader, written)
-            if written
+            self._reader.finish(notes.work, notes.of_reader, generated)
+            if generated
             else ExtractResult([])
         )
         items = (
@@ -271,7 +272,7 @@ class GenerativeModel:
         """Run some steps for these sequences. After an exception, generation restarts if they are
         sent again.
         """
-        called = yield_point if self._reader.writer.device.type == "cpu" else never_yield
+        called = yield_point if self._reader.language_model.device.type == "cpu" else never_yield
         with self._computing:
             if self._arena is not None:
                 self._arena.wait()
@@ -337,7 +338,11 @@ class GenerativeModel:
     @property
     def claimed_bytes(self) -> int:
         """Memory of keys and values that sequences have claimed."""
-        return 0 if self._loop is None else self._loop.pool.claimed * self._reader.writer.page_bytes
+        return (
+            0
+            if self._loop is None
+            else self._loop.pool.claimed * self._reader.language_model.page_bytes
+        )
 
     @property
     def writing(self) -> int:
@@ -347,7 +352,7 @@ class GenerativeModel:
     @property
     def _decode(self) -> DecodeLoop:
         if self._loop is None:
-            self._loop = DecodeLoop(self._reader.writer, self.pages, slots=self.slots)
+            self._loop = DecodeLoop(self._reader.language_model, self.pages, slots=self.slots)
         return self._loop
 
     def _begin(self, sequences: Sequence[InputSequence], yield_point: YieldPoint) -> None:
@@ -377,12 +382,12 @@ class GenerativeModel:
         while among:
             decoding = [each.decoding for each in among.values() if each.decoding is not None]
             has_ended = False
-            for written in loop.step(decoding, yield_point):
-                writing = among[id(written.sequence)]
-                writing.ids += written.ids
-                if written.score is not None:
-                    writing.scores.append(written.score)
-                has_ended |= written.finish is not None
+            for generated in loop.step(decoding, yield_point):
+                writing = among[id(generated.sequence)]
+                writing.ids += generated.ids
+                if generated.score is not None:
+                    writing.scores.append(generated.score)
+                has_ended |= generated.finish is not None
             if has_ended or time.perf_counter() >= until:
                 return
             yield_point()
@@ -421,7 +426,7 @@ class GenerativeModel:
     def probe(self) -> float:
         return float(
             _ROW_VECTORS
-            * self._reader.writer.decoder.token_weight.shape[1]
+            * self._reader.language_model.decoder.token_weight.shape[1]
             * np.dtype(np.float32).itemsize
         )
 
@@ -440,16 +445,16 @@ def _pool_pages(device: torch.device, page_bytes: int, memory_bytes: int) -> int
     return min(pages_for(POOL_TOKENS), int(memory_bytes * POOL_SHARE) // page_bytes)
 
 
-def _pool_slots(writer: LanguageModel, memory_bytes: int) -> int:
+def _pool_slots(language_model: LanguageModel, memory_bytes: int) -> int:
     """Return the number of rows that can have states at a time; 0 for a model without states."""
-    if not writer.state_bytes:
+    if not language_model.state_bytes:
         return 0
     budget = POOL_BYTES
-    if writer.device.type == "cuda":
-        total = torch.cuda.get_device_properties(writer.device).total_memory
+    if language_model.device.type == "cuda":
+        total = torch.cuda.get_device_properties(language_model.device).total_memory
         budget = int((memory_bytes or total) * POOL_SHARE)
-    beams = writer.settings.beams
-    return max(beams, min(MAX_REQUESTS * beams, budget // writer.state_bytes))
+    beams = language_model.settings.beams
+    return max(beams, min(MAX_REQUESTS * beams, budget // language_model.state_bytes))
 
 
 def _without_images(work: GenerationWork) -> GenerationWork:
@@ -524,18 +529,18 @@ def _seeds(work: TextWork, items: Sequence[_Item]) -> tuple[bytes, ...]:
     )
 
 
-def _merge_texts(item: _Item, written: Sequence[Extraction]) -> Extraction:
+def _merge_texts(item: _Item, generated: Sequence[Extraction]) -> Extraction:
     if not item.has_pages:
         ((place, _),) = [each for each in item.texts if not isinstance(each, PageText)]
-        return written[place]
+        return generated[place]
     pages: list[PageText] = []
     finishes: list[Extraction] = []
     for each in item.texts:
         if isinstance(each, PageText):
             pages.append(each)
         else:
-            finishes.append(written[each[0]])
-            pages.append(PageText(each[1], written[each[0]].text, False))
+            finishes.append(generated[each[0]])
+            pages.append(PageText(each[1], generated[each[0]].text, False))
     cut = any(each.finish == "length" for each in finishes)
     return Extraction(
         pages=tuple(pages),

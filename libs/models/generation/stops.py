@@ -26,13 +26,13 @@ class StopStrings:
     decode: Callable[[Sequence[int]], str]
     stops: Sequence[str]
 
-    def __call__(self, written: Ids) -> bool:
+    def __call__(self, generated: Ids) -> bool:
         """Return whether one of the stop strings ends in the last tokens. Earlier tokens were
         checked before. Each token has at least one byte, so a stop string has at most as many
         tokens as bytes.
         """
         tokens = max(len(stop.encode()) for stop in self.stops) + EXTRA_TOKENS
-        text = self.decode(written[-tokens:].tolist())
+        text = self.decode(generated[-tokens:].tolist())
         return any(stop in text for stop in self.stops)
 
 

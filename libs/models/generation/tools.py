@@ -118,7 +118,7 @@ class Marks:
     others: Sequence[int]
 
 
-def schemas_of(work: TextWork) -> list[tuple[str, str, dict[str, Any]]]:
+def parameter_schemas(work: TextWork) -> list[tuple[str, str, dict[str, Any]]]:
     """Return the path, the name and the parameters' schema of each callable function. A schema
     without a type is an object's.
     """
@@ -148,7 +148,7 @@ def grammar_source(
         if has_tokens
         else (json.dumps(_OPEN), json.dumps(_CLOSE))
     )
-    schemas = schemas_of(work)
+    schemas = parameter_schemas(work)
     is_single = work.single_tool_call or bool(work.tool) or not form.opens
     calls = "call" if is_single else f'call ("\\n" call){{0,{_MAX_CALLS - 1}}}'
     lines = [f"start: {calls}" if work.calls_tool else f"start: said* ({calls})?"]

@@ -375,14 +375,14 @@ class ClusterTopology:
         return next((address for address, one in self._servers.items() if one is server), None)
 
 
-def client_of(redis: Redis, key: str) -> Redis:
+def client_for_key(redis: Redis, key: str) -> Redis:
     """Return the client for all keys with the hash tag of this key: `redis` itself unless it is a
     cluster's.
     """
     return redis.topology.client(key) if isinstance(redis, ClusterRedis) else redis
 
 
-def masters_of(redis: Redis) -> list[Redis]:
+def list_masters(redis: Redis) -> list[Redis]:
     """Return a client for each master of the cluster, or the only client."""
     return [*redis.topology.masters()] if isinstance(redis, ClusterRedis) else [redis]
 

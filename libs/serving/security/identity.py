@@ -57,7 +57,7 @@ UNKNOWN: Final = Identity("", "anonymous", "")
 """The identity of a caller with a missing or refused credential, for logs."""
 
 
-def digest_of(token: str) -> bytes:
+def token_digest(token: str) -> bytes:
     """Return the lookup and cache key of a token. A digest, so that the timing of a lookup reveals
     nothing about the token.
     """

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from libs.telemetry import metrics
 from services.edge.asgi import Receive, Scope, Send, State
-from services.edge.console.access import host_of, is_address, is_local, is_same
+from services.edge.console.access import host_name, is_address, is_local, is_same
 from services.edge.console.files import ASSETS
 from services.edge.messages.base import HttpError
 from services.edge.routes import DEFAULT
@@ -125,7 +125,7 @@ class Pages:
             and given != self._answered_host
             and path not in self._probes
         ):
-            host = host_of(given)
+            host = host_name(given)
             if not (is_address(host) or is_local(host) or host in self._hosts):
                 text = (
                     "this edge needs no credential, so it does not answer for the host "

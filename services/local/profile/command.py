@@ -139,7 +139,7 @@ def _measured(
         if not requests:
             return measured, None
         works = [
-            forward.work_of(model, [text])
+            forward.first_work(model, [text])
             for _, text in zip(range(requests), cycle(batch.texts), strict=False)
         ]
         del model

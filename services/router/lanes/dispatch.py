@@ -355,7 +355,7 @@ class Dispatcher:
             self._sending.add(plan.lane)
             self._background.spawn(self._send(plan.lane))
         if not await admitted:
-            queued = self._view.gauges_of(plan.lane).queued_tokens
+            queued = self._view.lane_gauges(plan.lane).queued_tokens
             raise queue_full(
                 plan.lane, queued, self._max_queued_tokens, plan.tokens, plan.throughput
             )

@@ -70,7 +70,9 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         check_model(request.model)  # workers report it from then on, if only as failed
         snapshot, routes = self._view.snapshot, self._routes.content
         refuse_pool(request.pool, routes, snapshot)
-        pool = request.pool or next(iter(routes.of_model(request.model, snapshot)), routes.default)
+        pool = request.pool or next(
+            iter(routes.model_pools(request.model, snapshot)), routes.default
+        )
         async with self._within(context.time_remaining(), f"{request.model} was loaded"):
             await self._load(request.model, pool)
         return pb.LoadModelResponse(model=self._describe(request.model))

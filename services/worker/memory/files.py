@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.adapter import base_of
+from libs.catalog.checkpoint.adapter import read_base_model
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Catalog
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, NoCapacity, ShoalError
@@ -125,7 +125,7 @@ class ModelFiles:
         NoCapacity as the store does.
         """
         try:
-            name = base_of(copy.directory)
+            name = read_base_model(copy.directory)
             if not name:
                 return copy
             base = self._base(copy.directory, name, on_progress)
@@ -168,7 +168,7 @@ class ModelFiles:
         """
         try:
             directory = disk.find_adapter(self._shelves, model)
-            if is_merged(directory, self._on_shelf(base_of(directory))):
+            if is_merged(directory, self._on_shelf(read_base_model(directory))):
                 return directory
         except (ModelNotFound, ModelBroken):
             pass
@@ -298,7 +298,7 @@ class ModelFiles:
         """
         if directory not in self._base_names:
             try:
-                self._base_names[directory] = base_of(directory)
+                self._base_names[directory] = read_base_model(directory)
             except (ShoalError, OSError):
                 return ""
         return self._base_names[directory]

@@ -203,7 +203,7 @@ class Resident:
             return ""
         options = EncodeOptions.from_work(work)
         entry = self.adapters.entries.get(work.adapter)
-        found = self.identity.id_of(options, "" if entry is None else entry.files)
+        found = self.identity.compute_id(options, "" if entry is None else entry.files)
         if not is_expected(expected, found):
             loaded = list(self.adapters.entries.items())
             self.identity.check(options, expected, {name: one.files for name, one in loaded})

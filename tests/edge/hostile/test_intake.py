@@ -15,7 +15,7 @@ from shoal.errors import CannotConnect, ShoalError, Unauthenticated
 from shoal.transport.wire import Metadata
 
 from services.edge.intake import counting, reading
-from services.edge.intake.budget import Budget, Reservation, network_of
+from services.edge.intake.budget import Budget, Reservation, network_key
 from services.edge.intake.callers import (
     FRESH_SECONDS,
     MAX_CALLERS,
@@ -270,12 +270,12 @@ def test_budget_drops_tenants_and_addresses_without_requests() -> None:
 
 def test_ipv6_addresses_of_one_network_share_a_limit() -> None:
     assert (
-        network_of("2001:db8:1:2::5")
-        == network_of("2001:db8:1:2:ffff::7")
-        != network_of("2001:db8:1:3::5")
+        network_key("2001:db8:1:2::5")
+        == network_key("2001:db8:1:2:ffff::7")
+        != network_key("2001:db8:1:3::5")
     )
-    assert network_of("::ffff:10.0.0.1") == "10.0.0.1"
-    assert network_of("10.0.0.1") != network_of("10.0.0.2")
+    assert network_key("::ffff:10.0.0.1") == "10.0.0.1"
+    assert network_key("10.0.0.1") != network_key("10.0.0.2")
 
 
 class FakeClock:

@@ -198,9 +198,9 @@ class BoundaryHead(nn.Module):
         for place, text, (*ends, own), (*query, nothing) in zip(
             places, texts, edges, wanted, strict=True
         ):
-            yield self._of_text(place, Text(*text, *ends), own, Queries(*query), nothing)
+            yield self._text_logits(place, Text(*text, *ends), own, Queries(*query), nothing)
 
-    def _of_text(
+    def _text_logits(
         self,
         place: BoundaryPlaces,
         text: Text,

@@ -62,7 +62,7 @@ class Scores:
     """Probabilities that a span fills a record's field, [fields, records, spans]."""
 
 
-def records_of(
+def find_records(
     asked: SchemaStructure, scores: Scores, threshold: float, bound: RecordBound
 ) -> list[Record]:
     """Return the records in the order of the text.

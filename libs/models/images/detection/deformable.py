@@ -78,7 +78,7 @@ class Mlp(nn.Module):
         return last
 
 
-class Attention(nn.Module):
+class DetectorAttention(nn.Module):
     """Attention of some heads between rows of one width."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -165,7 +165,7 @@ class Fusion(nn.Module):
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
         self.layer_norm_vision, self.layer_norm_text = spec.norm(), spec.norm()
-        self.attn = CrossAttention(spec.width, spec.encoder_ffn // 2, spec.encoder_heads // 2)
+        self.attn = ImageTextAttention(spec.width, spec.encoder_ffn // 2, spec.encoder_heads // 2)
         self.vision_param = nn.Parameter(torch.empty(spec.width), requires_grad=False)
         self.text_param = nn.Parameter(torch.empty(spec.width), requires_grad=False)
 
@@ -175,7 +175,7 @@ class Fusion(nn.Module):
         return image + self.vision_param * to_image, text + self.text_param * to_text
 
 
-class CrossAttention(nn.Module):
+class ImageTextAttention(nn.Module):
     """Exchanges information between image and text: [locations, width], [tokens, width] -> the same
     two shapes.
     """
@@ -209,7 +209,7 @@ class TextLayer(nn.Module):
 
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
-        self.self_attn = Attention(spec.width, spec.encoder_heads // 2)
+        self.self_attn = DetectorAttention(spec.width, spec.encoder_heads // 2)
         self.fc1, self.fc2 = (
             nn.Linear(spec.width, spec.encoder_ffn // 2),
             nn.Linear(spec.encoder_ffn // 2, spec.width),
@@ -281,8 +281,8 @@ class DecoderLayer(nn.Module):
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
         self.self_attn, self.encoder_attn_text = (
-            Attention(spec.width, spec.decoder_heads),
-            Attention(spec.width, spec.decoder_heads),
+            DetectorAttention(spec.width, spec.decoder_heads),
+            DetectorAttention(spec.width, spec.decoder_heads),
         )
         self.encoder_attn = DeformableAttention(spec, spec.decoder_heads, spec.decoder_points)
         self.self_attn_layer_norm, self.encoder_attn_text_layer_norm = spec.norm(), spec.norm()

@@ -95,7 +95,7 @@ def _squares(hidden: Tensor, grid: Grid, side: int) -> Tensor:
     return squares.reshape((rows // side) * (columns // side), -1)
 
 
-def linear_of(
+def read_linear(
     state: State,
     stem: str,
     inputs: int,

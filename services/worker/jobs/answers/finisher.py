@@ -206,7 +206,7 @@ def _serialised_answer(held: HeldJob, check_cancelled: CancelCheck) -> bytes:
     made = time.monotonic()
     metrics.FINISH_SECONDS.labels(held.resident.name).observe(made - started)
     held.span.stage("finish", started, made)
-    return codec.result_of(
+    return codec.encode_result(
         result,
         revision=model.card.revision,
         tokens=held.ready.tokens,

@@ -258,7 +258,7 @@ def _chunk_part(held: HeldJob) -> _ChunkPart | None:
         return None
     if result is None or result.chunks is None:
         return None
-    chunks = codec.part_of(result, revision=model.card.revision, embedding_id=held.embedding_id)
+    chunks = codec.encode_part(result, revision=model.card.revision, embedding_id=held.embedding_id)
     if len(chunks) > MAX_CHUNKS_BYTES:
         return None
     part = worker_pb2.JobDelta(

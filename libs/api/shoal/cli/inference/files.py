@@ -92,7 +92,7 @@ class Selection:
             return Record("", where, problem=str(error))
 
 
-def records_of(source: Path, selection: Selection) -> list[Record]:
+def read_records(source: Path, selection: Selection) -> list[Record]:
     """Return the records of a file, or of stdin for `-`.
 
     Raises:

@@ -100,7 +100,7 @@ class Snapshot:
     lanes: tuple[LaneLine, ...]
     models: tuple[ModelLine, ...]
 
-    def of_pool(self, pool: str) -> Snapshot:
+    def for_pool(self, pool: str) -> Snapshot:
         """Only what belongs to one pool."""
         return replace(
             self,

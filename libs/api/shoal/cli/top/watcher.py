@@ -37,7 +37,7 @@ def snapshots(
         try:
             for mesh in client.watch(interval):
                 snapshot = history.add(mesh, time.monotonic())
-                yield snapshot.of_pool(pool) if pool else snapshot
+                yield snapshot.for_pool(pool) if pool else snapshot
         except _FINAL:
             raise
         except ShoalError as error:

@@ -103,7 +103,7 @@ def divide_in_parts(
         del whole
     count = 0
     for part in (
-        _tokens_of(text, work, index, most, check_cancelled)
+        _divide_by_tokens(text, work, index, most, check_cancelled)
         if chunking.method == "tokens"
         else _by_sense(_Sizes(text, work, index, most, check_cancelled), chunking)
     ):
@@ -116,7 +116,7 @@ def divide_in_parts(
         yield [Span(0, len(work.read_text(index)[0]))]
 
 
-def _tokens_of(
+def _divide_by_tokens(
     text: TextProcessor, work: EncodeWork, index: int, most: int, check_cancelled: CancelCheck
 ) -> Iterator[list[Span]]:
     """Yield the chunks of a text by tokens as it is read."""
