@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from functools import lru_cache
+from typing import Any
 
 import grpc
 import numpy as np
@@ -75,11 +76,11 @@ async def serve() -> None:
     server = grpc.aio.server(
         options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     )
-    inference = {
+    inference: dict[str, Any] = {
         "Encode": grpc.unary_unary_rpc_method_handler(encode),
         "Multiplex": grpc.stream_stream_rpc_method_handler(multiplex),
     }
-    health = {"Check": grpc.unary_unary_rpc_method_handler(check)}
+    health: dict[str, Any] = {"Check": grpc.unary_unary_rpc_method_handler(check)}
     server.add_generic_rpc_handlers(
         [
             grpc.method_handlers_generic_handler("shoal.v1.InferenceService", inference),

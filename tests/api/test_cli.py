@@ -181,7 +181,8 @@ def test_pages_of_documents_are_selected(run: Run, router: FakeRouter, tmp_path:
     asked = ("encode", MODEL, "--document", report, "--chunk", "sentences")
     for pages, sent in (("3", (3, 3)), ("2-", (2, 0)), ("1-5", (1, 5)), (None, (0, 0))):
         assert run(*asked, *(("--pages", pages) if pages else ())).code == 0
-        document = router.calls[-1].request.items[0].parts[0].document
+        request: Any = router.calls[-1].request
+        document = request.items[0].parts[0].document
         assert (document.first_page, document.last_page) == sent
     assert "must be a page or a range" in run(*asked, "--pages", "x").err
     assert "add --document" in run("encode", MODEL, "a text", "--pages", "3").err
