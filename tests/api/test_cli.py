@@ -33,6 +33,7 @@ from shoal.drawing import drawn
 from shoal.errors import CannotConnect, DeadlinePassed
 from shoal.extractions import Region
 from shoal.status import Model, ModelPlace
+from shoal.v1 import inference_pb2 as pb
 
 from tests.api.conftest import Run
 from tests.api.fake_router import DOWNLOADING, MODEL, FakeRouter, Refusal, vector_of
@@ -181,7 +182,7 @@ def test_pages_of_documents_are_selected(run: Run, router: FakeRouter, tmp_path:
     asked = ("encode", MODEL, "--document", report, "--chunk", "sentences")
     for pages, sent in (("3", (3, 3)), ("2-", (2, 0)), ("1-5", (1, 5)), (None, (0, 0))):
         assert run(*asked, *(("--pages", pages) if pages else ())).code == 0
-        request: Any = router.calls[-1].request
+        request = cast("pb.EncodeRequest", router.calls[-1].request)
         document = request.items[0].parts[0].document
         assert (document.first_page, document.last_page) == sent
     assert "must be a page or a range" in run(*asked, "--pages", "x").err

@@ -284,7 +284,7 @@ async def test_sampling_tools_and_seeds_are_sent(connect: Connect, router: FakeR
     assert not sent.items[0].HasField("seed")
     assert not sent.text.HasField("sampling")
     for wrong, field in (
-        ({"seed": -1}, ""),
+        ({"seed": -1}, "seed"),
         ({"tools": [{"a": {1}}]}, "text.tools"),
         ({"item_role": "critic"}, "text.item_role"),
     ):

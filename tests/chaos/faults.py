@@ -340,8 +340,9 @@ class Faults:
         self._stage.machines.change(name)
 
     async def _slow_disk(self, fault: Fault) -> AsyncGenerator[None, None]:
+        # Redis waits for a synchronisation once it has taken two seconds.
         name = await self._redis_machine(fault)
-        self._stage.machines.change(name, disk_seconds=0.2 + fault.planned.dice)
+        self._stage.machines.change(name, disk_seconds=2.0 + 2.0 * fault.planned.dice)
         yield
         self._stage.machines.change(name)
 

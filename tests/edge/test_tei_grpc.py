@@ -186,13 +186,13 @@ async def test_texts_that_were_cut_are_counted_in_trailing_metadata() -> None:
             usage.truncated_items = cut
             calling = call(request, timeout=CALL_SECONDS)
             await calling
-            found = dict(await calling.trailing_metadata())
+            found = dict(iter(await calling.trailing_metadata()))
             assert found.get("x-shoal-truncated-inputs") == ("1" if cut else None)
         streaming = tei_at.channel.stream_stream("/tei.v1.Embed/EmbedStream", write, read)(
             iter([request]), timeout=CALL_SECONDS
         )
         assert len([reply async for reply in streaming]) == 1
-        assert dict(await streaming.trailing_metadata())["x-shoal-truncated-inputs"] == "1"
+        assert dict(iter(await streaming.trailing_metadata()))["x-shoal-truncated-inputs"] == "1"
 
 
 async def test_sparse_and_all() -> None:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from libs.kernels import triton_here
 from libs.kernels.attention import varlen
+from libs.kernels.linear import packed
 from libs.models.interface.packed import Packed, Rows
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
@@ -89,6 +90,7 @@ def _as_on_a_gpu() -> Iterator[Counter[str]]:
         mock.patch.object(triton_here, "_DEVICES", ("meta",)),
         mock.patch.object(varlen, "_has_flash", return_value=True),
         mock.patch.object(varlen, "_flash_kernel", return_value=varlen._torch_flash),
+        mock.patch.object(packed, "_has_gelu_product", return_value=True),
         recorded_launches() as launches,
         operators,
     ):

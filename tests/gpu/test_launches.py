@@ -29,6 +29,8 @@ BUDGETS = {
     "gemma3_text": (11, 4),
     "phi3": (9, 3),
     "t5": (8, 2),
+    "albert": (7, 12),  # GELU by tanh is a part of its matrix product
+    "deberta-v2": (10, 3),
 }
 
 

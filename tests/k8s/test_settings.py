@@ -199,6 +199,21 @@ def test_every_variable_is_one_that_the_service_reads(service: str) -> None:
         assert unknown == set(), f"in {name}"
 
 
+@pytest.mark.parametrize("name", ["base", *(f"overlays/{name}" for name in OVERLAYS), *CHARTS])
+def test_workers_keep_compiled_kernels_with_their_models(name: str) -> None:
+    """Triton reads the variable; without it each pod compiles again."""
+    objects = made(name)
+    found = [
+        environment(objects, container)
+        for workload in workloads(objects)
+        if component(workload) == "worker"
+        for container in containers(workload)
+    ]
+    assert found
+    for variables in found:
+        assert variables["TRITON_CACHE_DIR"] == f"{variables['SHOAL_STORE_DIR']}/triton"
+
+
 @pytest.mark.parametrize("service", SETTINGS)
 def test_every_variable_that_a_service_reads_is_set_somewhere_or_good_as_it_is(
     service: str,

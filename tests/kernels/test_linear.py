@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from libs.kernels.linear.lora import Delta, Rows
 from libs.kernels.linear.packed import PackedLinear, prepacking_works
+from tests.support.fake_cuda import DEVICE, fake_cuda
 
 SHAPES = ((64, 192), (96, 64), (33, 7), (1, 5))
 
@@ -87,3 +89,35 @@ def test_types_that_onednn_does_not_take_stay_plain() -> None:
     assert linear.packed is None
     x = torch.randn(3, 64, dtype=torch.float64)
     assert torch.equal(linear.forward(x), F.linear(x, weight))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gelu_by_tanh_is_part_of_a_product_on_cuda_only() -> None:
+    linear, *_ = layer(64, 192, torch.bfloat16, bias=True)
+    assert linear.gelu_tanh(torch.randn(5, 64).bfloat16()) is None
+    pytest.importorskip("triton")
+    with fake_cuda(computes=False):
+        x = torch.randn(5, 64, device=DEVICE, dtype=torch.bfloat16)
+        linear.to(DEVICE)
+        wanted = F.gelu(linear.forward(x).float(), approximate="tanh")
+        got = linear.gelu_tanh(x)
+        assert got is not None
+        assert error(got.cpu(), wanted.cpu().double()) < 0.02
+        assert linear.gelu_tanh(x.float()) is None
+        linear.delta = Delta(Rows({}), {})
+        assert linear.gelu_tanh(x) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 0.02), (torch.float32, 1e-5)])
+def test_gelu_by_tanh_on_an_accelerator(dtype: torch.dtype, bound: float) -> None:
+    """cuBLAS computes it at the end of the product; torch does where cuBLAS cannot."""
+    for inputs, outputs in SHAPES:
+        linear, weight, bias = layer(inputs, outputs, dtype, bias=True)
+        assert bias is not None
+        x = torch.randn(130, inputs, generator=torch.Generator().manual_seed(0)).to(dtype)
+        got = linear.to("cuda").gelu_tanh(x.to("cuda"))
+        assert got is not None
+        wanted = F.gelu(F.linear(x.double(), weight.double(), bias.double()), approximate="tanh")
+        assert error(got.cpu(), wanted) < bound

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from libs.kernels.pooling.sparse import SpladeActivation, max_by_id, splade_max, splade_sum
@@ -62,6 +63,24 @@ def test_logits_of_all_tokens_are_never_there() -> None:
     with Largest(but=weight) as largest:
         splade_max(hidden, weight, torch.randn(5000), CU_SEQLENS, LENGTHS, chunk_elements=4000)
     assert 0 < largest.numbers <= len(LENGTHS) * 5000 < sum(LENGTHS) * 5000
+
+
+def test_logits_begin_at_aligned_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS and Triton have slower kernels for other rows."""
+    widths: list[int] = []
+    linear = F.linear
+
+    def recorded(x: Tensor, weight: Tensor) -> Tensor:
+        widths.append(len(weight))
+        return linear(x, weight)
+
+    monkeypatch.setattr(F, "linear", recorded)
+    hidden, weight = torch.randn(sum(LENGTHS), 16), torch.randn(5000, 16)
+    for chunk_elements in (1000, 4000):
+        splade_max(hidden, weight, None, CU_SEQLENS, LENGTHS, chunk_elements=chunk_elements)
+        splade_sum(hidden, weight, None, CU_SEQLENS, chunk_elements=chunk_elements)
+    assert {width % 16 for width in widths} == {0, 5000 % 16}, "the last columns are the rest"
+    assert sum(width % 16 != 0 for width in widths) < len(widths) / 10
 
 
 def test_largest_weight_of_each_id() -> None:

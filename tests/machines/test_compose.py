@@ -67,6 +67,8 @@ def test_services_read_each_setting_and_take_it(name: str) -> None:
     role = role_of(OURS[name])
     variables = {key: as_shell(value, {}) for key, value in OURS[name]["environment"].items()}
     assert set(variables) <= declared(role) | ({TRITON_CACHE} if role == "worker" else set())
+    if role == "worker":
+        assert variables[TRITON_CACHE] == f"{variables['SHOAL_STORE_DIR']}/triton"
     settings = SETTINGS[role].from_env(
         variables | dockerfile.variables(OURS[name]["build"]["target"])
     )

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from shoal.tasks import Item
 
 from services.local.settings import MINILM
 from tests.mesh.test_families import relative_error
-from tests.support import pdfs
+from tests.support import offices, pdfs
 from tests.support.cluster import Cluster
 from tests.support.texts import texts
 from tests.support.waiting import rounds
@@ -140,8 +141,9 @@ async def test_abandoned_stream_is_cancelled(mesh: Cluster) -> None:
 async def test_document_that_fails_in_the_middle_fails_the_stream(
     mesh: Cluster,
 ) -> None:
-    """The last page has too much text for a page."""
-    data = pdfs.document([*PAGES, "\n".join(["word " * 600] * 100)], size=(1600.0, 792.0))
+    """The last pages have more text than the size of the archive admits."""
+    text = escape(WORDS[:20_000])
+    data = offices.word_with(f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>" * 60)
     async with shoal.AsyncClient(mesh.address, timeout=300) as client:
         with pytest.raises(errors.InvalidInput, match="bytes of text") as caught:
             await read(client, [Document(data)], CHUNKING)

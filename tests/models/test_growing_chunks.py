@@ -51,7 +51,7 @@ def late_interaction(tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
     "chunking",
     [
         Chunking(max_tokens=10, return_text=True),
-        Chunking("tokens", max_tokens=30, overlap=6, return_text=True),
+        Chunking("tokens", max_tokens=12, overlap=2, return_text=True),
         Chunking(max_tokens=10, late=True, return_text=True),
         Chunking("markdown", max_tokens=90, overlap=20, late=True, return_text=True),
         Chunking("tokens", max_tokens=30, overlap=6, late=True, return_text=True),

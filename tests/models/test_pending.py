@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -159,6 +160,21 @@ def test_adapters_of_one_batch_are_not_those_of_the_next(tmp_path: Path) -> None
     for batch, one in zip(batches, wanted, strict=True):
         queue.end_one()
         assert_equal(batch.collect(), one)
+
+
+def test_adapter_is_loaded_once_the_weights_are_on_the_device(
+    model: PackedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """DeBERTa's adapters are multiplied by weights, which a resume copies asynchronously."""
+    steps: list[str] = []
+    monkeypatch.setattr(
+        model, "_arena", SimpleNamespace(wait=lambda: steps.append("wait for the copy"))
+    )
+    monkeypatch.setattr(
+        model._adapters, "add", lambda name, directory: steps.append(f"load {name}")
+    )
+    model.add_adapter("org/lora", tmp_path)
+    assert steps == ["wait for the copy", "load org/lora"]
 
 
 def test_replays_of_one_graph_keep_their_answers_apart(model: PackedModel) -> None:

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from libs.models.runtime.loaded import pinned
-from libs.models.runtime.loaded.pinned import ALIGNMENT, HostMemory
+from libs.models.runtime.loaded.pinned import ALIGNMENT, PAGE_BYTES, HostMemory
 
 CUDA = torch.device("cuda")
 NOT_PERMITTED = 800  # cudaErrorNotPermitted
+ALREADY_REGISTERED = 712  # cudaErrorHostMemoryAlreadyRegistered
 
 LIBRARY = """
 static int last;
@@ -27,7 +28,7 @@ int cudaPeekAtLastError(void) { return last; }
 
 class FakeRuntime:
     """`torch.cuda.cudart()`: registers memory, or fails with `status` and leaves that pending, as
-    CUDA does.
+    CUDA does. No page is registered twice.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -36,15 +37,22 @@ class FakeRuntime:
         self.registered: dict[int, int] = {}
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
-        if self.status:
-            self.library.fail(self.status)
+        pages = _pages(address, size)
+        taken = any(pages & _pages(*other) for other in self.registered.items())
+        status = ALREADY_REGISTERED if taken else self.status
+        if status:
+            self.library.fail(status)
         else:
             self.registered[address] = size
-        return self.status
+        return status
 
     def cudaHostUnregister(self, address: int) -> int:
         del self.registered[address]
         return 0
+
+
+def _pages(address: int, size: int) -> set[int]:
+    return set(range(address // PAGE_BYTES, -(-(address + size) // PAGE_BYTES)))
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +92,17 @@ def test_memory_is_locked_while_it_is_held(runtime: FakeRuntime) -> None:
     address = memory.part(0, 1000).data_ptr()
     assert address % ALIGNMENT == 0
     assert memory.is_pinned
-    assert runtime.registered == {address: 1000}
+    assert runtime.registered == {address: PAGE_BYTES}
     del memory
     gc.collect()
     assert runtime.registered == {}
+
+
+def test_small_models_share_no_page(runtime: FakeRuntime) -> None:
+    """Allocations of the heap lie next to each other."""
+    memories = [HostMemory(size, CUDA) for size in (1000, 5000, PAGE_BYTES, 700) * 8]
+    assert all(memory.is_pinned for memory in memories)
+    assert all(address % ALIGNMENT == 0 for address in runtime.registered)
 
 
 def test_memory_that_cannot_be_locked_is_used_as_it_is_and_leaves_no_error(

@@ -153,8 +153,7 @@ def test_pieces_before_an_endless_word_stay_as_they_were_returned(tokenizer: Tok
             read.append(characters)
             return text[:characters], characters >= len(text)
 
-        parts: list[TokenRows] = []
-        cutter = Cutter(tokenizer)
+        parts, cutter = list[TokenRows](), Cutter(tokenizer)
         for part in rows_in_parts(cutter, read_text, never_cancelled):
             if not parts:
                 assert max(read) <= PIECE + 1

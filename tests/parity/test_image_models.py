@@ -53,7 +53,7 @@ def vectors(model: ImageModel, name: str, sequences: Sequence[InputSequence]) ->
     batch: Packed = backbone.pack(sequences, [None] * len(sequences))
     hidden = backbone.encoder.forward(batch, head.rows)
     outputs = head.split(
-        tuple(one.numpy() for one in head.forward(hidden, batch, sequences)), sequences
+        tuple(one.cpu().numpy() for one in head.forward(hidden, batch, sequences)), sequences
     )
     return torch.stack([torch.from_numpy(np.asarray(output)) for output in outputs])
 

@@ -168,6 +168,11 @@ def word_of(document: str | bytes, **more: str | bytes) -> bytes:
     )
 
 
+def word_with(paragraphs: str) -> bytes:
+    """Return a DOCX file of these elements."""
+    return word_of(_body(paragraphs))
+
+
 def _body(inside: str) -> str:
     return f"<w:document {_W}><w:body>{inside}</w:body></w:document>"
 

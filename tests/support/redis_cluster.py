@@ -260,13 +260,16 @@ class RedisCluster(RedisServers):
         self.wait_whole()
 
     def _known(self, ports: Iterable[int]) -> Iterable[bool]:
-        """Yield for each node whether it knows all others, with the slots of the masters."""
+        """Yield for each node whether it serves and knows all others, with the slots of the
+        masters.
+        """
         for port in ports:
             with self.client(port) as node:
                 lines = bytes(node.execute_command("CLUSTER", "INFO")).split()
             wanted = {
                 f"cluster_known_nodes:{len(self.ports)}".encode(),
                 f"cluster_slots_assigned:{HASH_SLOTS}".encode(),
+                b"cluster_state:ok",
             }
             yield wanted <= set(lines)
 

@@ -181,7 +181,7 @@ class SentinelSet(RedisServers):
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _start_sentinel(self, port: int) -> None:
-        """Start a Sentinel, or start it again with its earlier record of the others."""
+        """Start a Sentinel, or start it again with its own file about the others."""
         config = self.directory / f"sentinel-{port}.conf"
         if not config.exists():
             self._write_config(config, port)

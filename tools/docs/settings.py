@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Final, get_type_hints
 
+from shoal.cli.bulk.submitted import EdgeAccess
 from shoal.cli.options import Connection
 from shoal.transport import trust
 
@@ -16,6 +17,7 @@ from libs.queue.connection.trust import RedisTrust
 from libs.serving.security.settings import Security
 from libs.setting import Setting, declared, documented, shown
 from services.edge.batches.settings import BatchSettings
+from services.edge.jobs.settings import JobSettings
 from services.edge.settings import Settings as Edge
 from services.router.settings import RoutingFiles
 from services.router.settings import Settings as Router
@@ -34,7 +36,7 @@ SERVICES: Final[dict[str, type]] = {
 }
 PARTS: Final[dict[type, dict[str, type]]] = {
     Router: {"routes": RoutingFiles},
-    Edge: {"batches": BatchSettings},
+    Edge: {"batches": BatchSettings, "jobs": JobSettings},
 }
 """Groups that are documented with their service, and the classes that declare them."""
 CLIENT: Final = "Python client, command line and workers, as callers of a router"
@@ -78,7 +80,10 @@ def page() -> str:
 
 def _options() -> dict[str, str]:
     """Return the variables of the command line's connection options, with their help."""
-    hints = get_type_hints(Connection, include_extras=True).values()
+    hints = [
+        *get_type_hints(EdgeAccess, include_extras=True).values(),
+        *get_type_hints(Connection, include_extras=True).values(),
+    ]
     options = [option for hint in hints for option in getattr(hint, "__metadata__", ())]
     return {option.envvar: option.help for option in options if option.envvar}
 

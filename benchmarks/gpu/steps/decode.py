@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.gpu import published
+from benchmarks.gpu import published, roofline
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.graphs import NEVER, Tally
 from benchmarks.gpu.report import Row
@@ -90,7 +90,14 @@ def measure(context: Context, shape: Shape) -> Row:
             generated(context, reference, ids, tokens) for tokens in (1, peer_steps + 1)
         )
         row[f"transformers_{count}_ms"] = (whole - first) / peer_steps * 1e3
-    return row
+    if context.rates is None:
+        return row
+    keys = prompt + steps // 2
+    predicted = {
+        f"graph_{count}_ms": roofline.step_seconds(context.rates, shape, count, keys) * 1e3
+        for count in sequences
+    }
+    return roofline.compared(row, predicted)
 
 
 def equal(context: Context, shape: Shape) -> Row:

@@ -20,7 +20,7 @@ from typing import Final
 import torch
 
 from benchmarks.common.texts import real_texts
-from benchmarks.gpu import published
+from benchmarks.gpu import published, roofline
 from benchmarks.gpu.context import Context, peak
 from benchmarks.gpu.report import Row
 from benchmarks.models.families import (
@@ -118,7 +118,7 @@ def measure(context: Context, shape: Shape) -> Row:
             other / mine for mine, other in zip(seconds[engine], seconds[peer], strict=True)
         )
 
-    return {
+    row: Row = {
         "texts": len(mix.texts),
         "tokens": sum(lengths),
         "batches": len(split_into_batches(sequences, batch_tokens)),
@@ -143,5 +143,13 @@ def measure(context: Context, shape: Shape) -> Row:
             "sentence-transformers 256", "packed with tokenising"
         ),
         "attention_of_transformers": str(getattr(reference.config, "_attn_implementation", "")),
+        "packed_seconds": own,
         "seconds": {name: list(each) for name, each in seconds.items()},
     }
+    if context.rates is None:
+        return row
+    predicted = sum(
+        roofline.batch_seconds(context.rates, shape, [one.tokens for one in batch])
+        for batch in batches_of(sequences, batch_tokens)
+    )
+    return roofline.compared(row, {"packed_seconds": predicted})

@@ -18,7 +18,7 @@ from typing import Final
 import torch
 
 from benchmarks.common.report import percentile
-from benchmarks.gpu import published
+from benchmarks.gpu import published, roofline
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.graphs import NEVER, Tally
 from benchmarks.gpu.report import Row
@@ -79,7 +79,16 @@ def measure(context: Context, shape: Shape) -> Row:
             percentile(taken, share) * 1e3 for share in (0.5, 0.99)
         )
     row |= graphs(context, model, prepared, queries)
-    return row
+    if context.rates is None:
+        return row
+    predicted = {
+        f"graph_{count}_p50_ms": roofline.query_seconds(
+            context.rates, shape, prepared.tokens, count
+        )
+        * 1e3
+        for count in BATCHES
+    }
+    return roofline.compared(row, predicted)
 
 
 def graphs(context: Context, model: PackedModel, query: Prepared, queries: int) -> Row:

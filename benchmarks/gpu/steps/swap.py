@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from benchmarks.gpu import published
+from benchmarks.gpu import published, roofline
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import Row
 from benchmarks.models.families import Shape
@@ -83,10 +83,13 @@ def swap(context: Context, shape: Shape) -> Row:
         )
         taken["copy"].append(context.timed(lambda: target.copy_(pinned, non_blocking=True)))
     middle = {name: median(seconds[1:]) for name, seconds in taken.items()}
-    return {
+    row: Row = {
         "bytes": size,
         "copy_bytes_per_second": size / middle["copy"],
         "factor": middle["swap"] / middle["copy"],
         **{f"{name}_ms": seconds * 1e3 for name, seconds in middle.items()},
         "first_park_ms": taken["park"][0] * 1e3,
     }
+    if context.rates is None:
+        return row
+    return roofline.compared(row, {"swap_ms": roofline.swap_seconds(context.rates, size) * 1e3})

@@ -179,7 +179,8 @@ def _visible(
     return low, first, count, tl.maximum(tl.cdiv(count, SPLITS), LEAST)
 
 
-@triton.jit
+# Otherwise a kernel is compiled for tables of one page, of a multiple of 16 pages, and of others.
+@triton.jit(do_not_specialize=["width"])
 def _decode(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,

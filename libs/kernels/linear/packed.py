@@ -107,6 +107,17 @@ class PackedLinear(nn.Module):
             else _pointwise(x, self.packed, self.bias, "none")
         )
 
+    def gelu_tanh(self, x: Tensor) -> Tensor | None:
+        """Return GELU by tanh of the linear's result, computed at the end of the matrix product.
+
+        Returns None where that is not possible: on a device other than CUDA, where cuBLAS has this
+        GELU, without a bias, and with adapters.
+        """
+        is_plain = self.delta is None and self.weight.dtype == x.dtype
+        if self.bias is None or not is_plain or not _has_gelu_product(x):
+            return None
+        return torch._addmm_activation(self.bias, x, self.weight.T, use_gelu=True)
+
     def add(self, x: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
         """Return the linear's result plus `residual` [rows, outputs].
 
@@ -143,6 +154,10 @@ def must_widen(x: Tensor) -> bool:
     return (
         x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) and not has_bfloat16()
     )
+
+
+def _has_gelu_product(x: Tensor) -> bool:
+    return x.is_cuda
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -8,13 +8,15 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from libs.kernels.rows.segments import reduce
+
+_ALIGNED: Final = 16
 
 SpladeActivation = Literal["log1p_relu", "log1p_relu_twice"]
 """log(1 + relu(x)) (SPLADE, arXiv 2109.10086), or log(1 + log(1 + relu(x)))
@@ -51,7 +53,7 @@ def splade_max(
     for first, group, start in _groups(lengths, chunk_elements // min(weight.shape[0], 512)):
         rows = hidden[start : start + sum(group)]
         ends = cu_seqlens[first : first + len(group) + 1] - start
-        columns = max(1, chunk_elements // rows.shape[0])
+        columns = _columns(chunk_elements, rows.shape[0])
         for left in range(0, weight.shape[0], columns):
             right = left + columns
             logits = F.linear(rows, weight[left:right])
@@ -75,7 +77,7 @@ def splade_sum(
     2107.05720).
     """
     chunk_elements = _suited(hidden) if chunk_elements is None else chunk_elements
-    columns = max(1, chunk_elements // hidden.shape[0])
+    columns = _columns(chunk_elements, hidden.shape[0])
     sums = []
     for left in range(0, weight.shape[0], columns):
         logits = F.linear(hidden, weight[left : left + columns]).float()
@@ -117,6 +119,16 @@ def _suited(hidden: Tensor) -> int:
     products should be large (32 MiB of bfloat16).
     """
     return 1 << 24 if hidden.is_cuda else 1 << 19
+
+
+def _columns(chunk_elements: int, rows: int) -> int:
+    """Return the logits of each of `rows` tokens that are computed at a time.
+
+    Rows of logits begin at multiples of 16 numbers: cuBLAS has slower products for others, and
+    Triton compiles the reduction once for such rows and once for all others.
+    """
+    columns = chunk_elements // rows
+    return columns // _ALIGNED * _ALIGNED if columns >= _ALIGNED else max(1, columns)
 
 
 def _groups(lengths: Sequence[int], budget: int) -> Iterator[tuple[int, Sequence[int], int]]:

@@ -14,9 +14,9 @@ import torch
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kernels.attention.paged import pages_for
-from libs.models.generation.decoding.graphs import StepGraphs
+from libs.models.generation.decoding.graphs import SEQUENCES, StepGraphs
 from libs.models.generation.decoding.language_model import LanguageModel
-from libs.models.generation.decoding.loop import DecodeLoop
+from libs.models.generation.decoding.loop import DecodeLoop, compile_kernels
 from libs.models.generation.decoding.sequences import DecodeSequence, Request, pages_needed
 from libs.models.generation.reader import Reader
 from libs.models.generation.stops import stable_text
@@ -48,7 +48,7 @@ from libs.models.interface.work import (
 from libs.models.runtime.answer_budget import build_result
 from libs.models.runtime.documents import Page
 from libs.models.runtime.graphs.graphs import Graphs
-from libs.models.runtime.loaded.tiers import Arena, ParkedModel
+from libs.models.runtime.loaded.tiers import Arena, ParkedModel, copying
 from libs.models.text.checks import need_task
 from libs.models.text.tokens import TokenProcessor
 
@@ -424,10 +424,14 @@ class GenerativeModel:
         return ParkedModel(self, self._arena.bytes, self._arena)
 
     def probe(self) -> float:
+        """Return an estimate. Compiles the kernels of decode steps, in memory that the pool of keys
+        and values takes later.
+        """
+        writer = self._reader.writer
+        with self._computing, copying(writer.device):
+            compile_kernels(writer, min(SEQUENCES[-1], self.pages))
         return float(
-            _ROW_VECTORS
-            * self._reader.language_model.decoder.token_weight.shape[1]
-            * np.dtype(np.float32).itemsize
+            _ROW_VECTORS * language_model.decoder.token_weight.shape[1] * np.dtype(np.float32).itemsize
         )
 
     def load_fp32_fallback(self) -> None:

@@ -229,9 +229,12 @@ class FeedForward(nn.Module):
             raise ValueError("quick_gelu is not served with a gate")
         self.gated, self.gate_last, self.activation = spec.gated, spec.gate_last, spec.activation
         self._function = None if fused else FUNCTIONS[spec.activation]
+        self._is_tanh = spec.activation == "gelu_tanh" and not spec.gated
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the up projection and the activation: [rows, hidden] to [rows, ffn]."""
+        if self._is_tanh and (done := self.up.gelu_tanh(x)) is not None:
+            return done
         x = self.up.forward(x)
         if self._function is None:
             return x

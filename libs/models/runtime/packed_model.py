@@ -297,6 +297,11 @@ class PackedModel:
         May be called from any thread, also during a forward. Raises ModelBroken with the file and
         the key or tensor at fault.
         """
+        if self._arena is not None:
+            # Some adapters are multiplied by weights, which may still be on their way to the
+            # device.
+            with self._computing:
+                self._arena.wait()
         with sharing():
             return self._adapters.add(name, directory)
 

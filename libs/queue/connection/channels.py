@@ -46,8 +46,8 @@ class Channels:
         with self._counting_failures(), translated():
             if self._may_have_shards:
                 try:
-                    client = client_for_key(self._redis, channel)
-                    await client.execute_command("SPUBLISH", channel, message)  # type: ignore[no-untyped-call]
+                    client: Any = client_for_key(self._redis, channel)
+                    await client.execute_command("SPUBLISH", channel, message)
                     return
                 except ResponseError as error:
                     if not _is_refused(error):

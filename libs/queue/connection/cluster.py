@@ -229,13 +229,14 @@ class ClusterTopology:
         self,
         client: ClusterRedis,
         attempt: Callable[[], Awaitable[T]],
-        ask: Callable[[Redis], Awaitable[T]],
+        ask: Callable[[Any], Awaitable[T]],
     ) -> T:
         """Await the attempt, and again after errors that a change of the topology explains. Raises
         the last error.
 
         Args:
-            ask: The attempt at the given master, which has the key while the slot moves.
+            ask: The attempt at the given client of the master that has the key while the slot
+              moves.
         """
         target: Redis | None = None
         pauses, failures = ExponentialWithJitterBackoff(base=0.01, cap=0.2), 0

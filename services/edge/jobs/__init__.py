@@ -3,7 +3,7 @@ runs the job in a separate process.
 
 Jobs are claimed as batches are, by leases in the same storage, and share their slots and turns. The
 process runs the engine of `shoal job run`, so the manifest in the output is the truth about a job.
-It is a separate process because the input decides its memory and CPU, and the edge also answers
+The process is separate because the input decides its memory and CPU, and the edge also answers
 interactive requests.
 
 - `settings.py`: where jobs may read and write, and their limits.

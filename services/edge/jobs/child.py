@@ -164,7 +164,7 @@ def _report(**content: Any) -> None:
 
 
 def _summary(manifest: Manifest | None) -> dict[str, Any]:
-    """Return the part of a manifest that the record of its job contains."""
+    """Return the fields of a manifest that the record of a job has, too."""
     if manifest is None:
         return {}
     counts = {

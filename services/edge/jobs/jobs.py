@@ -58,7 +58,7 @@ _SERVING: Final = ("truncation", "adapter", "pool")
 
 
 class JobRecipe(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The fields that determine the content of the output, as in the manifest of a job.
+    """The recipe of a job, which decides the content of its output, as in its manifest.
 
     `options` are those of the client's verb, `task` is that of `extract` with its `kind`, `text` is
     the column with the texts, and `keep` names columns that are copied.

@@ -48,7 +48,7 @@ _REQUESTS: Final = {CANCEL: "cancel", PAUSE: "pause"}
 
 
 class Mesh:
-    """Addresses and credentials with which the process reaches the routers."""
+    """The connection of the process to the routers."""
 
     def __init__(self, routers: tuple[str, ...], tls: Tls | None) -> None:
         self.routers, self.tls = routers, tls
@@ -100,6 +100,7 @@ class JobRunner:
         self._request = ""
         self._metadata: Metadata | None = None
         self._is_changed = False
+        self._saving = asyncio.Lock()
 
     def cancel(self, at: int) -> None:
         """Cancel the job, as a client requests."""
@@ -305,9 +306,11 @@ class JobRunner:
                 self._write(token=_token(metadata))
 
     async def _save(self) -> None:
-        self._is_changed = False
-        self.record.updated_at = time.time()
-        await self._context.io(self._store.save, msgspec.structs.replace(self.record))
+        """Save the record. One call at a time, because a later state must be written later."""
+        async with self._saving:
+            self._is_changed = False
+            self.record.updated_at = time.time()
+            await self._context.io(self._store.save, msgspec.structs.replace(self.record))
 
 
 def _values(counts: JobCounts) -> dict[str, Any]:

@@ -30,9 +30,9 @@ def _are_prices(prices: Mapping[str, float]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """Locations that submitted jobs may read and write, and their limits.
+    """The locations that submitted jobs may read and write, and their limits.
 
-    Without roots the edge accepts and runs none.
+    Without roots the edge accepts and runs no jobs.
     """
 
     roots: tuple[str, ...] = setting.items(

@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 from shoal.cli.console import Console, emit
+from shoal.cli.failures import report_os_error
 
 from libs.errors import InvalidInput, ShoalError
 from libs.queue.connection.acl import acl_file
@@ -183,7 +184,9 @@ def _password(path: Path | None) -> str | None:
 def _errors_on_stderr() -> Iterator[None]:
     try:
         yield
-    except (ShoalError, OSError) as error:
-        text = error.message if isinstance(error, ShoalError) else str(error)
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(text)}")
+    except ShoalError as error:
+        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(error.message)}")
+        raise typer.Exit(1) from None
+    except OSError as error:
+        report_os_error(error)
         raise typer.Exit(1) from None

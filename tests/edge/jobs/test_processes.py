@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from asyncio.subprocess import PIPE
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,9 @@ from shoal.bulk.places import Folder
 
 from libs.serving import Security
 from services.edge.jobs import runner as runners
+from services.edge.jobs.objects import JobRecord
 from services.edge.jobs.runner import JobRunner
+from services.edge.jobs.store import JobStore
 from tests.bulk.jobs import recipe
 from tests.edge.batches.parts import serving_edge
 from tests.edge.jobs.parts import Files, encode, submit, wait_for
@@ -146,6 +149,39 @@ async def test_token_is_not_stored_and_awaited_after_a_restart(
     assert (found["status"], found["counts"]["rows"]) == ("completed", ROWS)
     assert {one["authorization"] for one in router.script.metadata} == {f"Bearer {secret}"}
     assert files.ids() == [f"d{number}" for number in range(ROWS)]
+
+
+async def test_slow_storage_does_not_keep_an_earlier_state(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Progress that is being saved when the job ends must not replace its end."""
+    files.write(ROWS)
+    router = Holding(5)
+    saving, proceed = threading.Event(), threading.Event()
+    real = JobStore.save
+
+    def save(store: JobStore, record: JobRecord) -> None:
+        if record.status == "running" and record.counts.rows and not saving.is_set():
+            saving.set()
+            proceed.wait(60.0)
+        real(store, record)
+
+    monkeypatch.setattr(JobStore, "save", save)
+    async with edge(router.script, **files.settings) as http:
+        job = await submit(http, files.request())
+        await until(saving.is_set, "progress", 120.0)
+        router.free = 10_000
+        router.released.set()
+        manifest = Folder(files.root / "out")
+        await until(lambda: _state(manifest) == "completed", "the end", 120.0)
+        await asyncio.sleep(1.0)  # The end of the job is saved now, if nothing prevents it.
+        proceed.set()
+        assert (await wait_for(http, job))["status"] == "completed"
+
+
+def _state(where: Folder) -> str:
+    found = load(where)
+    return "" if found is None else found.state
 
 
 def _pid(made: list[JobRunner]) -> int:

@@ -325,7 +325,7 @@ def read_file_version(uri: str) -> InputFile:
 
 
 def kind_of(uri: str) -> str:
-    """Return `file` or `directory` for the object at a URL of an object store; empty for neither.
+    """Return whether a URL of an object store is a `file` or a `directory`; empty for neither.
     Raises StorageError.
     """
     try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any, Final, TextIO, cast
 
 import typer
 
@@ -27,6 +28,7 @@ from shoal.errors import (
     Unauthenticated,
 )
 
+_STDOUT: Final = "stdout"
 # Subclasses before their base classes: the first match counts.
 _ADVICE: tuple[tuple[type[ShoalError], str], ...] = (
     (
@@ -100,17 +102,7 @@ def exit_on_failure() -> Iterator[None]:
         print_error(str(error), [], "")
         raise typer.Exit(1) from None
     except OSError as error:
-        if not _is_of_stdout(error):
-            # Without the error number.
-            print_error(
-                f"{error.filename}: {error.strerror}"
-                if error.filename and error.strerror
-                else str(error),
-                getattr(error, "__notes__", []),
-                "",
-            )
-            raise typer.Exit(1) from None
-        _report_stdout(error)
+        report_os_error(error)
         raise typer.Exit(1) from None
 
 
@@ -124,6 +116,7 @@ def checked_stdout() -> Iterator[None]:
     if sys.stdout is None:
         print_error("stdout is closed", [], "")
         sys.exit(1)
+    sys.stdout = cast("TextIO", _NamedStdout(sys.stdout))
     try:
         try:
             yield
@@ -133,32 +126,56 @@ def checked_stdout() -> Iterator[None]:
         _discard_stdout()
         sys.exit(1)
     except OSError as error:
-        if not _is_of_stdout(error):
+        if error.filename != _STDOUT:
             raise
-        _report_stdout(error)
+        report_os_error(error)
         sys.exit(1)
 
 
-def _is_of_stdout(error: OSError) -> bool:
-    """Return whether stdout caused an error: files name themselves, and stdout keeps the output
-    that it could not write, so that it fails again.
-    """
-    if error.filename is not None:
-        return False
+class _NamedStdout:
+    """Writes to stdout, and raises OSError with its name, as errors of files have theirs."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with _naming_stdout():
+            return self._stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        with _naming_stdout():
+            self._stream.writelines(lines)
+
+    def flush(self) -> None:
+        with _naming_stdout():
+            self._stream.flush()
+
+
+@contextmanager
+def _naming_stdout() -> Iterator[None]:
     try:
-        sys.stdout.flush()
-    except OSError:
-        return True
-    return False
+        yield
+    except OSError as error:
+        error.filename = _STDOUT
+        raise
 
 
-def _report_stdout(error: OSError) -> None:
-    print_error(f"stdout: {error.strerror or error}", getattr(error, "__notes__", []), "")
-    _discard_stdout()
+def report_os_error(error: OSError) -> None:
+    """Print an error with the name of its file, without its number."""
+    print_error(
+        f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error),
+        getattr(error, "__notes__", []),
+        "",
+    )
+    if error.filename == _STDOUT:
+        _discard_stdout()
 
 
 def _discard_stdout() -> None:
-    """Let the interpreter's own flush at its end succeed, which would print the error again."""
+    """Let the flush at the end of the program succeed, which would report the error again."""
     with suppress(OSError, ValueError):  # stdout may not be a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -27,6 +27,7 @@ from libs.models.generation.decoding.sequences import (
     Step,
     pages_needed,
 )
+from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.decoding.steps import StepForward, StepRow
 from libs.models.interface.packed import GivenRows, Packed
 from libs.models.interface.sequences import TokenScore, YieldPoint, never_yield
@@ -394,6 +395,23 @@ class DecodeLoop:
         sequence.end(finish)
         self._states.end(sequence.slots)
         self._sequences.remove(sequence)
+
+
+def compile_kernels(writer: LanguageModel, most: int) -> None:
+    """Generate two tokens with each variant of a step's kernels for up to `most` sequences.
+
+    Triton compiles a kernel at its first use, which takes seconds: on a load's thread, only that
+    model waits for it, and on the device thread all do. Without Triton this does nothing.
+    """
+    if not StepForward.takes(writer, writer.pages(1)):
+        return
+    request = Request(np.zeros(2, np.int32), most=2, settings=Settings())
+    for count in StepForward.sizes(writer, most):
+        loop = DecodeLoop(writer, count)
+        for _ in range(count):
+            loop.add(request)
+        while loop.sequences:
+            loop.step()
 
 
 def _step_row(sequence: DecodeSequence, row: Row) -> StepRow:

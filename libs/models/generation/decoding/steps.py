@@ -132,6 +132,16 @@ class StepForward:
             language_model.heads, language_model.kv_heads, language_model.head_size
         )
 
+    @staticmethod
+    def sizes(writer: LanguageModel, most: int) -> list[int]:
+        """Return numbers of sequences up to `most` whose steps use all variants of the kernels."""
+        from libs.kernels.attention import paged_triton
+
+        of_splits = {
+            paged_triton.splits(count, writer.kv_heads): count for count in range(most, 0, -1)
+        }
+        return list(of_splits.values())
+
     def run(self, shape: StepShape, buffer: Tensor) -> tuple[Tensor, Tensor]:
         """Return the most likely next tokens, [sequences] int64, and all scores, [sequences,
         vocabulary] float32, without waiting for the device.

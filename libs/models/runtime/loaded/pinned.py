@@ -22,18 +22,25 @@ log = logging.getLogger(__name__)
 ALIGNMENT: Final = 256
 """Bytes; the largest alignment that kernels and copies need."""
 
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+"""The unit in which the driver locks memory."""
+
 
 class HostMemory:
     """`size` bytes of aligned host memory, page-locked for a CUDA device.
+
+    It consists of whole pages: the driver locks no page twice, so two small models that share a
+    page of the heap could not both be locked, and unlocking one would unlock the other's page.
 
     If the driver refuses to lock it, for instance beyond `ulimit -l` or without enough physical
     memory, it stays pageable: copies are correct, but slower.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        whole = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
-        skipped = -whole.data_ptr() % ALIGNMENT
-        self._bytes = whole[skipped : skipped + size]
+        whole_pages = -(-size // PAGE_BYTES) * PAGE_BYTES
+        memory = torch.empty(whole_pages + PAGE_BYTES, dtype=torch.uint8)
+        skipped = -memory.data_ptr() % PAGE_BYTES
+        self._bytes = memory[skipped : skipped + whole_pages]
         self.is_pinned = size > 0 and device.type == "cuda" and self._register(device)
 
     def part(self, begin: int, size: int) -> Tensor:

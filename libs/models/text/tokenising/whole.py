@@ -107,7 +107,7 @@ class WholeText:
 
 @dataclass(slots=True)
 class _Progress:
-    """The part of a text that has been returned: characters, and tokens with special ones."""
+    """The part of a text that was returned: its characters, and its tokens with special ones."""
 
     characters: int = 0
     tokens: int = 0

@@ -356,7 +356,7 @@ CHUNKED: Final = Limit(
 """
 DIVIDED: Final = Limit(
     "the text of a document that is divided into chunks (checked by workers)",
-    ("Chunking", "Document.data"),
+    ("Chunking",),
     documents.DIVIDED_BYTES,
     BYTES,
 )

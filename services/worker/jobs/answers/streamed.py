@@ -152,9 +152,7 @@ def pause_seconds(response: worker_pb2.DeltasResponse | None) -> float:
 
 
 class TenantTurns:
-    """Orders jobs so that the tenants share the bytes of a call equally, however many jobs
-    each has. Pure.
-    """
+    """Orders jobs so that tenants share calls equally, whatever their numbers of jobs. Pure."""
 
     def __init__(self) -> None:
         # State: the number of the last call that had parts of each tenant's jobs.

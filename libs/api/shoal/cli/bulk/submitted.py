@@ -33,7 +33,7 @@ _SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeAccess:
-    """Address and credentials of an edge."""
+    """The options of commands that call an edge."""
 
     edge: Annotated[
         str,
