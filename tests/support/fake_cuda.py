@@ -335,12 +335,11 @@ def fake_cuda(*, computes: bool = True) -> Iterator[FakeCuda]:
     `computes`: Triton kernels run in the interpreter, which has no bfloat16; without it they leave
     what memory had.
     """
-    from libs.models.runtime.loaded import tiers
-
     from libs.kernels.attention import varlen
     from libs.kernels.linear import grouped
     from libs.models import packed_model
     from libs.models.generation import model as generation
+    from libs.models.runtime.loaded import tiers
     from tests.support.triton_launches import _TRITON_MODULES, launched_kernels
 
     device = FakeCuda()

@@ -150,6 +150,6 @@ def measure(context: Context, shape: Shape) -> Row:
         return row
     predicted = sum(
         roofline.batch_seconds(context.rates, shape, [one.tokens for one in batch])
-        for batch in batches_of(sequences, batch_tokens)
+        for batch in split_into_batches(sequences, batch_tokens)
     )
     return roofline.compared(row, {"packed_seconds": predicted})

@@ -427,11 +427,13 @@ class GenerativeModel:
         """Return an estimate. Compiles the kernels of decode steps, in memory that the pool of keys
         and values takes later.
         """
-        writer = self._reader.writer
-        with self._computing, copying(writer.device):
-            compile_kernels(writer, min(SEQUENCES[-1], self.pages))
+        language_model = self._reader.language_model
+        with self._computing, copying(language_model.device):
+            compile_kernels(language_model, min(SEQUENCES[-1], self.pages))
         return float(
-            _ROW_VECTORS * language_model.decoder.token_weight.shape[1] * np.dtype(np.float32).itemsize
+            _ROW_VECTORS
+            * language_model.decoder.token_weight.shape[1]
+            * np.dtype(np.float32).itemsize
         )
 
     def load_fp32_fallback(self) -> None:

@@ -397,17 +397,17 @@ class DecodeLoop:
         self._sequences.remove(sequence)
 
 
-def compile_kernels(writer: LanguageModel, most: int) -> None:
+def compile_kernels(language_model: LanguageModel, most: int) -> None:
     """Generate two tokens with each variant of a step's kernels for up to `most` sequences.
 
     Triton compiles a kernel at its first use, which takes seconds: on a load's thread, only that
     model waits for it, and on the device thread all do. Without Triton this does nothing.
     """
-    if not StepForward.takes(writer, writer.pages(1)):
+    if not StepForward.takes(language_model, language_model.pages(1)):
         return
     request = Request(np.zeros(2, np.int32), most=2, settings=Settings())
-    for count in StepForward.sizes(writer, most):
-        loop = DecodeLoop(writer, count)
+    for count in StepForward.sizes(language_model, most):
+        loop = DecodeLoop(language_model, count)
         for _ in range(count):
             loop.add(request)
         while loop.sequences:

@@ -133,12 +133,13 @@ class StepForward:
         )
 
     @staticmethod
-    def sizes(writer: LanguageModel, most: int) -> list[int]:
+    def sizes(language_model: LanguageModel, most: int) -> list[int]:
         """Return numbers of sequences up to `most` whose steps use all variants of the kernels."""
         from libs.kernels.attention import paged_triton
 
         of_splits = {
-            paged_triton.splits(count, writer.kv_heads): count for count in range(most, 0, -1)
+            paged_triton.splits(count, language_model.kv_heads): count
+            for count in range(most, 0, -1)
         }
         return list(of_splits.values())
 
