@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Commits that main lacks, if this clone has it.
+BRANCH = $(shell git rev-parse -q --verify main || git rev-parse -q --verify origin/main || git rev-parse HEAD)..HEAD
 # More than the cores: tests of whole meshes spend a third of their time waiting.
 TEST_PROCESSES ?= 3
 # Left out, because they take minutes: terraform-check and telemetry-check.
@@ -79,7 +81,7 @@ check-lint:
 	$(BIN)/python -m tools.lua
 	$(BIN)/python -m tools.references
 	$(BIN)/python -m tools.names
-	$(BIN)/python -m tools.prose
+	$(BIN)/python -m tools.prose --commits $(BRANCH)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports

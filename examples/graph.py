@@ -178,7 +178,7 @@ class Known:
         self.kinds = {name: next(iter(own)) for name, own in kinds.items() if len(own) == 1}
         """Kinds, by name; ambiguous names are left out."""
         self.within: defaultdict[str, set[str]] = defaultdict(set)
-        """For each name, the names of all entries that contain it."""
+        """The names of all entries that contain a name, by that name."""
         for number, own in enumerate(names):
             wholes = {name for whole in self._above(number) for name in names[whole]}
             for name in own:

@@ -43,7 +43,7 @@ PAGES = ("README.md", "docs/*.md", "docs/design/*.md")
 NOT_SEARCHED = ("docs/examples.md",)
 """It quotes the questions."""
 CHARACTERS = 800
-"""Of a passage, about 200 tokens: the bundled model reads 256."""
+"""Maximum length of a passage, about 200 tokens: the bundled model reads 256."""
 FOUND = 50
 """Passages that each search returns."""
 FUSED = 60

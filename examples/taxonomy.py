@@ -26,7 +26,7 @@ from examples import common
 from examples.common import Floats
 
 LABEL_CHARACTERS = 1_000
-"""Of a label; the mesh refuses one of more than 1,024."""
+"""Maximum length of a label; the mesh refuses one of more than 1,024."""
 
 
 @dataclass(frozen=True, slots=True)

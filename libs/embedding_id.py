@@ -87,7 +87,7 @@ def embedding_id(recipe: Recipe, number_format: str) -> str:
     return f"{digest}.{number_format}" + ("" if generation is None else f"-{generation}")
 
 
-def recipe_of(found: str) -> str:
+def recipe_digest(found: str) -> str:
     """Return the part of an id that digests the recipe."""
     return found.partition(".")[0]
 
@@ -101,7 +101,7 @@ def is_expected(expected: str, found: str) -> bool:
     """Return whether an id satisfies a request's `expect_embedding_id`; an empty one asks for
     nothing.
     """
-    return not expected or (bool(found) and expected in (found, recipe_of(found)))
+    return not expected or (bool(found) and expected in (found, recipe_digest(found)))
 
 
 def check_expected(expected: str, found: str, reason: str = "") -> None:
@@ -116,7 +116,7 @@ def check_expected(expected: str, found: str, reason: str = "") -> None:
             "the worker that answered is too old to report one, or could not hash the model's files"
             if not found
             else "only the number format differs: the digits before the point require any"
-            if recipe_of(expected) == recipe_of(found)
+            if recipe_digest(expected) == recipe_digest(found)
             else "the vectors cannot be compared"
         )
     raise EmbeddingIdMismatch(
@@ -134,7 +134,7 @@ def merge_ids(found: Iterable[str]) -> str:
     ids = list(dict.fromkeys(found))
     if len(ids) == 1:
         return ids[0]
-    recipes = list(dict.fromkeys(recipe_of(each) for each in ids if each))
+    recipes = list(dict.fromkeys(recipe_digest(each) for each in ids if each))
     if len(recipes) > 1:
         raise EmbeddingIdMismatch(
             "workers with different files, cards or adapters of the model answered parts of this "

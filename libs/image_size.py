@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 _SEGMENTS: Final = 512
 """Maximum segments of a JPEG before its frame: metadata is divided into pieces of 64 KiB."""
 _ENTRIES: Final = 512
-"""Of a TIFF's directory."""
+"""Maximum number of entries of a TIFF's directory."""
 _BOXES_BYTES: Final = 64 << 10
 """Beginning of an AVIF's file in which its size is looked for."""
 
@@ -30,7 +30,7 @@ class Size(NamedTuple):
     width: int
 
 
-def size_of(data: bytes) -> Size | None:
+def read_image_size(data: bytes) -> Size | None:
     """Return the size that a file's header names; None where it is of no known format, truncated,
     or names none.
     """

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 TIDY_SECONDS: Final = 30.0
-"""How often freed memory is returned to the system, which takes milliseconds
+"""Interval at which freed memory is returned to the system, which takes milliseconds
 (docs/decisions/0013-returning-memory.md).
 """
 

@@ -22,14 +22,14 @@ MAX_LETTERS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """`restarts`: since the supervisor started. `detail`: how it last ended, and the end of its
-    log; empty if it never did.
-    """
+    """The state of a process."""
 
     name: str
     state: ProcessState
     restarts: int = 0
+    """Number of restarts since the supervisor started."""
     detail: str = ""
+    """The status with which it last ended, and the end of its log; empty if it never ended."""
 
 
 def to_text(processes: Iterable[Process]) -> str:

@@ -285,7 +285,7 @@ def group(
 
     Args:
         read: Raises InvalidInput that names the variable.
-        variables: `variables_of` a class, or settings that only document what `read` does.
+        variables: `list_variables` a class, or settings that only document what `read` does.
         default: Returns the value of objects that are not read from an environment.
         log: Returns the value for the log line at the start, or several values with their names.
     """
@@ -338,7 +338,7 @@ def declared(kind: type) -> dict[str, Setting | Group]:
     return {one.name: one.metadata[_KEY] for one in fields(kind) if _KEY in one.metadata}
 
 
-def variables_of(kind: type, without: Collection[str] = ()) -> tuple[Setting, ...]:
+def list_variables(kind: type, without: Collection[str] = ()) -> tuple[Setting, ...]:
     """Return all variables of a class, those of groups included.
 
     Args:

@@ -60,7 +60,7 @@ def read_pins(path: Path = CONSTRAINTS) -> dict[str, Requirement]:
     return pins
 
 
-def version_of(pin: Requirement) -> str:
+def pinned_version(pin: Requirement) -> str:
     return str(pin.specifier).removeprefix("==")
 
 

@@ -134,7 +134,7 @@ def lacking(installed: Mapping[str, Distribution], pins: Mapping[str, Requiremen
     return [f"{pins[name].name}{pins[name].specifier}" for name in names]
 
 
-def key_of(asked: Iterable[str]) -> str:
+def bundle_key(asked: Iterable[str]) -> str:
     """Return a digest of the pins and of this file, which defines how they are packed."""
     return hashlib.sha256("\n".join([*asked, Path(__file__).read_text()]).encode()).hexdigest()[:16]
 
@@ -319,7 +319,7 @@ def pack(asked: Sequence[str], redis: str, folder: Path, progress: Progress) -> 
         progress.update(task, description="all-MiniLM-L6-v2 in bfloat16")
         pack_model(model_directory(), made)
         progress.advance(task)
-        manifest = listed(made, key_of([*asked, redis]), asked)
+        manifest = listed(made, bundle_key([*asked, redis]), asked)
         check_size(manifest, LIMIT_BYTES - tree_bytes())
         (made / MANIFEST).write_text(manifest.to_json())
         shutil.rmtree(folder, ignore_errors=True)
@@ -327,7 +327,7 @@ def pack(asked: Sequence[str], redis: str, folder: Path, progress: Progress) -> 
     return manifest
 
 
-def table_of(manifest: Manifest) -> Table:
+def manifest_table(manifest: Manifest) -> Table:
     table = Table(
         title=f"{len(manifest.files)} files, {manifest.bytes / 2**20:.1f} MiB", title_justify="left"
     )
@@ -354,7 +354,7 @@ def main() -> int:
         pins = read_pins()
         asked = lacking(installed_distributions(), pins)
         redis = f"{REDIS_PACKAGE}{pins[canonicalize_name(REDIS_PACKAGE)].specifier}"
-        manifest = None if given.again else current(given.folder, key_of([*asked, redis]))
+        manifest = None if given.again else current(given.folder, bundle_key([*asked, redis]))
         if manifest is None:
             with Progress(*columns, console=console) as progress:
                 manifest = pack(asked, redis, given.folder, progress)
@@ -363,7 +363,7 @@ def main() -> int:
     except (BundleError, SupplyError) as error:
         print(error, file=sys.stderr)
         return 1
-    console.print(table_of(manifest))
+    console.print(manifest_table(manifest))
     return 0
 
 

@@ -56,7 +56,7 @@ class Known:
     """First parts of the names of keys in Redis."""
 
     @staticmethod
-    def of_repository(texts: Mapping[str, str]) -> Known:
+    def from_repository(texts: Mapping[str, str]) -> Known:
         code = [text for file, text in texts.items() if not file.endswith(".md")]
         python = "\n".join(text for file, text in texts.items() if file.endswith(".py"))
         return Known(
@@ -72,7 +72,7 @@ def main() -> None:
     texts = {file: (ROOT / file).read_text("utf-8", "replace") for file in tracked_files()}
     checked = {file: text for file, text in texts.items() if _CHECKED.fullmatch(file)}
     code = texts.keys() - checked.keys() - {_GENERATOR}
-    known = Known.of_repository({file: texts[file] for file in code})
+    known = Known.from_repository({file: texts[file] for file in code})
     faults = [fault for file in sorted(checked) for fault in unknown(file, checked[file], known)]
     for fault in faults:
         print(fault)

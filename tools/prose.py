@@ -2,8 +2,7 @@
 
 This is part of `make check`. It reads comments, docstrings and messages of Python files, comments
 of Lua and proto files, and the sentences of Markdown pages, not their tables and headings. In
-tests, string literals are data and are
-not read. Code in backticks and fenced blocks is skipped.
+tests, string literals are data and are not read. Code in backticks and fenced blocks is skipped.
 
 A line that must keep such a word (a quotation, a third party's text) is listed in `_ALLOWED`.
 """
@@ -42,6 +41,7 @@ _WORDS: Final = {
     r"pictures?": "image",
     r"of (?:(?:its|their|our|his|your) own|ours|theirs)": "its, our, their",
     r"there (?:is|are|was|were) no\b": "no … exists",
+    r"(?:is|are) no (?!longer\b|more\b|less\b|\w+er\b|worse\b)\w+": "is not a",
 }
 _PATTERN: Final = re.compile(
     "|".join(rf"(?P<w{number}>\b(?:{words})\b)" for number, words in enumerate(_WORDS)),
@@ -53,7 +53,18 @@ _FRAGMENT: Final = re.compile(
     r"|[a-z]"
 )
 """First words of a docstring that continue the function's name instead of making a sentence."""
-_TEST_NAME: Final = re.compile(r"test_(?:an?|the|what|how|that|which|whose)_")
+_ATTRIBUTE_FRAGMENT: Final = re.compile(
+    r"(?:Of|What|How|As|Where|Which|Whose|Those|That|For|From|By|To|With|In|On|At|So|When|Until) "
+)
+"""First words of a module's or an attribute's docstring that are not a sentence or a noun."""
+_TEST_NAME: Final = re.compile(
+    r"test_(?:an?|the|what|how|that|which|whose)_"
+    r"|test_.*_(?:told|tells?|comes?|came|coming|anew|besides?|whose|nobody|somebody|pictures?)(?:_|$)"
+)
+_SUBJECT: Final = re.compile(
+    r"(?!(?!Bring|Embed|Feed|Seed|Speed)\w+(?:ed|ing)\b)[A-Z][a-z]+,? .*[^.]"
+)
+"""A commit's subject: begins with a verb in its base form, and not with an area and a colon."""
 _CONSTANT: Final = re.compile(r"_?(?:MOST|LEAST|LONGEST|SHORTEST|FEWEST)(?:_|$)")
 _GENERIC: Final = frozenset(
     ["of", "by", "look", "come", "comes", "told", "tell", "answer", "go_on", "between", "at_once"]
@@ -126,15 +137,18 @@ def findings(paths: Iterable[str] = ()) -> Iterator[Finding]:
                 yield finding
 
 
-def commit_findings(commits: str) -> list[Finding]:
+def commit_findings(commits: str) -> Iterator[Finding]:
     """Check the subjects of a range of commits; merges are exempt."""
-    lines = _git("log", "--no-merges", "--format=%h %s", commits).splitlines()
-    found = []
-    for line in lines:
+    for line in _git("log", "--no-merges", "--format=%h %s", commits).splitlines():
         commit, _, subject = line.partition(" ")
-        if len(subject) > MAX_SUBJECT_CHARACTERS or subject.endswith("."):
-            found.append(Finding(commit, 0, "commit subject", subject))
-    return found
+        yield from subject_findings(commit, subject)
+
+
+def subject_findings(commit: str, subject: str) -> Iterator[Finding]:
+    """Check the length, the first word and the words of a commit's subject."""
+    if len(subject) > MAX_SUBJECT_CHARACTERS or not _SUBJECT.fullmatch(subject):
+        yield Finding(commit, 0, "commit subject", subject)
+    yield from _word_findings(commit, 0, subject)
 
 
 def python_findings(path: str, source: str) -> Iterator[Finding]:
@@ -201,11 +215,29 @@ def _name_findings(path: str, node: ast.AST, *, is_test: bool) -> Iterator[Findi
 
 
 def _docstring_findings(path: str, node: ast.AST) -> Iterator[Finding]:
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        text = ast.get_docstring(node)
-        if text and _FRAGMENT.match(text):
-            line = node.body[0].lineno
-            yield Finding(path, line, "docstring is a fragment", text.split("\n", 1)[0])
+    body = getattr(node, "body", None)
+    if not isinstance(body, list):
+        return
+    is_named = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    for before, statement in zip([None, *body], body, strict=False):
+        text = _string(statement)
+        if not text:
+            continue
+        if before is None:
+            fragment = _FRAGMENT if is_named else _ATTRIBUTE_FRAGMENT
+        elif isinstance(before, (ast.Assign, ast.AnnAssign)):
+            fragment = _ATTRIBUTE_FRAGMENT
+        else:
+            continue
+        if fragment.match(text):
+            line = text.split("\n", 1)[0]
+            yield Finding(path, statement.lineno, "docstring is a fragment", line)
+
+
+def _string(statement: ast.stmt) -> str:
+    """Return the string that a statement consists of, as a docstring does."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
 
 
 def _docstring_lines(tree: ast.Module) -> set[int]:

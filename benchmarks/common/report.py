@@ -96,14 +96,15 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A closed loop through a router with a stub worker. `micros`: µs of CPU a request, by process;
-    `jobs_a_pull`: of the stub's pulls that brought any."""
+    """A closed loop through a router with a stub worker."""
 
     callers: int
     answers: int
     seconds: float
     micros: dict[str, float]
+    """µs of CPU for a request, by process."""
     jobs_a_pull: float
+    """Jobs of those of the stub's pulls that returned any."""
 
     @property
     def rate(self) -> float:
@@ -178,7 +179,7 @@ def ratios(fast: Series, slow: Series) -> tuple[float, ...]:
     return tuple(other / own for own, other in zip(fast.seconds, slow.seconds, strict=True))
 
 
-def of_forward(series: Series) -> tuple[float, ...]:
+def forward_shares(series: Series) -> tuple[float, ...]:
     """The mesh's speed as a share of the forward's alone, round by round."""
     return tuple(forward / own for own, forward in zip(series.seconds, series.beside, strict=True))
 
@@ -219,7 +220,7 @@ def targets(
         threads: The layout of one process with all threads.
         layout: The mesh's layout, as "processes x threads".
     """
-    found = [*_of_models(series, threads, layout), *_of_mesh(series, layout)]
+    found = [*_model_targets(series, threads, layout), *_mesh_targets(series, layout)]
     for latency in (latency for latency in latencies if latency.engine == "mesh"):
         for share, bound in ((0.5, 2.5), (0.99, 5.0)):
             rounds = tuple(
@@ -235,7 +236,7 @@ def targets(
                     at_most=True,
                 )
             )
-    found += _of_idle(latencies)
+    found += _idle_targets(latencies)
     for callers, rates in per_core.items():
         found.append(
             Target(
@@ -245,7 +246,7 @@ def targets(
     return found
 
 
-def _of_idle(latencies: Sequence[Latency]) -> Iterator[Target]:
+def _idle_targets(latencies: Sequence[Latency]) -> Iterator[Target]:
     """Yield the mesh's latency at idle as a share of each server's."""
     own = next((one for one in latencies if one.engine == "mesh"), None)
     for other in latencies:
@@ -260,7 +261,7 @@ def _of_idle(latencies: Sequence[Latency]) -> Iterator[Target]:
         yield Target(text, 1.0, "x", shares, at_most=True)
 
 
-def _of_models(series: Sequence[Series], threads: str, layout: str) -> Iterator[Target]:
+def _model_targets(series: Sequence[Series], threads: str, layout: str) -> Iterator[Target]:
     """The forward alone against others."""
     for dtype, bound in (("float32", 7.0), ("bfloat16", 2.8)):
         peer = find(series, "sentence-transformers", dtype, BATCHES)
@@ -279,13 +280,13 @@ def _of_models(series: Sequence[Series], threads: str, layout: str) -> Iterator[
             )
 
 
-def _of_mesh(series: Sequence[Series], layout: str) -> Iterator[Target]:
+def _mesh_targets(series: Sequence[Series], layout: str) -> Iterator[Target]:
     """The mesh's throughput, CPU and stalls."""
     own = {one.name.shape: one for one in series if one.name.engine == "mesh"}
     for shape, bound in (("1 x all", 0.92), (STEADY, 0.92), ("256 at once", 0.75)):
         if shape in own:
             yield Target(
-                f"mesh, {shape} / forward alone, {layout}", bound, "x", of_forward(own[shape])
+                f"mesh, {shape} / forward alone, {layout}", bound, "x", forward_shares(own[shape])
             )
     singles = own.get("64 at once")
     for peer, shape, bound in (
@@ -354,7 +355,7 @@ def _throughput(report: Report) -> Table:
         sentences = [report.texts / seconds for seconds in series.seconds]
         times = f"{median(ratios(series, baseline)):.2f}" if baseline else ""
         tokens = f"{report.tokens / median(series.seconds):,.0f}"
-        share = spread(of_forward(series), 2) if series.beside else ""
+        share = spread(forward_shares(series), 2) if series.beside else ""
         cosine = f"{series.cosine:.5f}"
         table.add_row(
             name.engine,

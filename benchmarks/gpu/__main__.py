@@ -147,7 +147,7 @@ def run_step(step: Step, options: Options, seconds: float) -> Report:
     command += ["--state", str(options.state), *(["--tiny"] if options.is_tiny else [])]
     with tempfile.NamedTemporaryFile(prefix=f"{step.name}-", suffix=".log") as log:
         began = time.monotonic()
-        verdict = _run(command, environment_of(step), Path(log.name), seconds)
+        verdict = _run(command, step_environment(step), Path(log.name), seconds)
         report = _earlier(file, options, tree) or Report(step.name, status="failed", tree=tree)
         report.log_tail = Path(log.name).read_bytes()[-LOG_BYTES:].decode(errors="replace")
     report.seconds = round(time.monotonic() - began, 1)
@@ -172,7 +172,7 @@ def _earlier(file: Path, options: Options, tree: str) -> Report | None:
     return report if report.tree in ("", tree) else None
 
 
-def environment_of(step: Step) -> dict[str, str]:
+def step_environment(step: Step) -> dict[str, str]:
     """The variables of a step's process: these of this one, and what torch reads once when it is
     imported.
     """

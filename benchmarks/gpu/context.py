@@ -45,14 +45,16 @@ class NotHere(Exception):
 
 @dataclass(slots=True)
 class Context:
-    """`is_tiny`: sizes for a rehearsal. `ends`: on the monotonic clock, when the step must be
-    through. `folder`: where the report is written after each row."""
+    """The device, limits and report of a step."""
 
     device: torch.device
     is_tiny: bool
+    """Whether sizes are for a rehearsal."""
     ends: float
+    """The time at which the step must be through, on the monotonic clock."""
     report: Report
     folder: Path
+    """The folder into which the report is written after each row."""
     kept: frozenset[str] = field(default_factory=frozenset)
     """Rows of an earlier run of the step on this machine, which are not measured again."""
 
@@ -129,7 +131,7 @@ class Context:
         return (torch.bfloat16, torch.float32)
 
     def wait(self) -> None:
-        """Until the device has done all it was given."""
+        """Wait until the device has finished its work."""
         if self.has_cuda:
             torch.cuda.synchronize()
 

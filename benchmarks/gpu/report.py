@@ -114,7 +114,7 @@ class Report:
 
 
 def read(path: Path) -> Report:
-    """Raise ValueError if the file is no report of this schema."""
+    """Raise ValueError if the file is not a report of this schema."""
     reported = json.loads(path.read_text())
     if wrong := faults(reported):
         raise ValueError(f"{path}: {'; '.join(wrong)}")

@@ -1,1 +1,1 @@
-"""What does HTTP in front of a mesh cost?"""
+"""Benchmarks of the cost of HTTP in front of a mesh."""

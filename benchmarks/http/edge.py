@@ -56,7 +56,7 @@ from services.local.devices import layout
 from services.local.settings import Settings, free_port, known_models
 from services.local.supervision import launch
 from services.local.supervision.child import Child
-from services.local.supervision.environment import environment_of
+from services.local.supervision.environment import child_environment
 from services.local.workplace import workplace
 
 SEED = 7
@@ -154,7 +154,10 @@ async def stubbed() -> AsyncIterator[Stubbed]:
         }
         command = [sys.executable, "-P", launch.__file__, "services.edge"]
         edge = Child(
-            "edge", command, environment_of("edge", os.environ) | reported, place.logs / "edge.log"
+            "edge",
+            command,
+            child_environment("edge", os.environ) | reported,
+            place.logs / "edge.log",
         )
         await stack.enter_async_context(edge)
         await listening(edge, port)
@@ -180,7 +183,7 @@ async def ask_in_turns(queries: Queries, by_http: Ask, by_grpc: Ask, count: int)
                 times.append(seconds)
 
 
-def ways_of(
+def open_clients(
     stack: AsyncExitStack, http_port: int, grpc_address: str, model: str
 ) -> tuple[Ask, Ask]:
     """The same query both ways, by clients that cost little themselves."""
@@ -249,8 +252,8 @@ async def measured(
             await singly(encode, mix.texts[:AT_ONCE], AT_ONCE)
             await encode(mix.texts)
         await stub.turn(max(CONNECTIONS), WARM_SECONDS)
-        of_stub = ways_of(stack, stub.port, f"127.0.0.1:{stub.router_port}", STUB_MODEL)
-        of_mesh = ways_of(stack, port, running.address, MINILM_ID)
+        of_stub = open_clients(stack, stub.port, f"127.0.0.1:{stub.router_port}", STUB_MODEL)
+        of_mesh = open_clients(stack, port, running.address, MINILM_ID)
         for number in range(rounds):
             console.print(f"round {number + 1} of {rounds}", style="dim")
             report.turns += [await stub.turn(connections, seconds) for connections in CONNECTIONS]

@@ -107,7 +107,7 @@ async def closed_loop(
     }
 
 
-def request_of(path: str, body: bytes) -> bytes:
+def build_request(path: str, body: bytes) -> bytes:
     """A POST as an SDK sends it, with as many headers."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/json\r\nContent-Type: "
@@ -126,7 +126,7 @@ def main(port: int) -> None:
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:
             asked = json.loads(line)
-            request = request_of(asked["path"], asked["body"].encode())
+            request = build_request(asked["path"], asked["body"].encode())
             print(
                 json.dumps(
                     runner.run(closed_loop(port, request, asked["connections"], asked["seconds"]))

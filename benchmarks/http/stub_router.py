@@ -27,7 +27,7 @@ TOKENS_A_TEXT = 8
 
 
 @lru_cache(maxsize=64)
-def answer_of(texts: int, dimensions: int = DIMENSIONS) -> bytes:
+def build_answer(texts: int, dimensions: int = DIMENSIONS) -> bytes:
     """Return the serialised EncodeResponse of this many texts."""
     rows = np.random.default_rng(7).standard_normal((texts, dimensions)).astype("<f4")
     tensor = tensor_pb2.Tensor(
@@ -43,7 +43,7 @@ def _encode(request: bytes) -> bytes:
     """Requests of less than a kilobyte are single texts: they are not parsed, so that this process
     costs less than an edge.
     """
-    return answer_of(
+    return build_answer(
         1 if len(request) < 1024 else len(inference_pb2.EncodeRequest.FromString(request).items)
     )
 

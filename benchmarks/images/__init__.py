@@ -1,3 +1,4 @@
-"""How fast are images and pages? `python -m benchmarks.images`, or `make bench-images`: preparing
+"""Benchmarks of images and pages. `python -m benchmarks.images`, or `make bench-images`: preparing
 (`encoders.py`), forwards of encoders (`encoders.py`) and of the towers of vision-language models
-(`pages.py`) against transformers, and the mesh (`mesh.py`)."""
+(`pages.py`) against transformers, and the mesh (`mesh.py`).
+"""

@@ -1,4 +1,4 @@
-"""How fast are images prepared, and how fast is each image encoder?
+"""Measure how fast images are prepared and how fast each image encoder is.
 
 For every shape the same random weights and images go through Shoal and transformers: decoding and
 resizing of files on one thread, and the forward alone. Where images have one size, transformers
@@ -7,7 +7,7 @@ model takes no padding (DINOv2). Engines take turns within a round; ratios are o
 time, so that the machine's drift cancels. Rescaling and normalising are part of Shoal's forward,
 and of transformers' preparation.
 
-Photographs are those that scikit-learn and matplotlib bring, cut to the proportions of cameras and
+The photographs are those of scikit-learn and matplotlib, cut to the proportions of cameras and
 phones.
 """
 
@@ -54,15 +54,15 @@ _BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 1
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A published model's. `least`: how many times as fast as transformers its forward should be;
-    `mixed`: sizes differ.
-    """
+    """The shape of a published model."""
 
     name: str
     model: Callable[[int], transformers.PreTrainedModel]
     processor: transformers.BaseImageProcessor
     least: float
+    """Minimum speed-up of its forward over transformers."""
     mixed: bool = False
+    """Whether sizes of images differ."""
     pads: bool = False
 
 
@@ -196,7 +196,7 @@ def prepare(
 
     cpu = torch.device("cpu")
     seconds = take_turns(
-        {"shoal": lambda: sequences_of(model, photos), "transformers": theirs}, rounds, cpu
+        {"shoal": lambda: prepare_sequences(model, photos), "transformers": theirs}, rounds, cpu
     )
     decoding = decoding_seconds(photos)
     own, other = (len(photos) / median(seconds[name]) for name in ("shoal", "transformers"))
@@ -211,7 +211,7 @@ def decoding_seconds(photos: Sequence[bytes]) -> float:
     return (time.perf_counter() - started) / len(photos)
 
 
-def sequences_of(model: ImageModel, photos: Sequence[bytes]) -> list[InputSequence]:
+def prepare_sequences(model: ImageModel, photos: Sequence[bytes]) -> list[InputSequence]:
     return [model.input.sequence(data, "image") for data in photos]
 
 
@@ -224,7 +224,7 @@ def forward(
     dtype: str,
 ) -> Forward:
     device = model.backbones[0].encoder.device
-    sequences = sequences_of(model, photos)
+    sequences = prepare_sequences(model, photos)
     engines = {
         "shoal": packed_run(model, sequences),
         "transformers": reference_run(shape, theirs, photos, device, DTYPES[dtype]),

@@ -2,7 +2,7 @@
 turns in one run.
 
 All have as many threads as cores exist. Where the device is these cores, preparing and forward
-share them: the mesh can be no faster than `shared`, one over the sum of both times, whatever
+share them: the mesh cannot be faster than `shared`, one over the sum of both times, whatever
 overlaps. On a GPU the slower one of the two counts.
 """
 
@@ -22,7 +22,7 @@ from statistics import median
 import torch
 from shoal import AsyncClient
 
-from benchmarks.images.encoders import Shape, packed_run, sequences_of
+from benchmarks.images.encoders import Shape, packed_run, prepare_sequences
 from benchmarks.models.families import DTYPES
 from libs.models.images.loading import ImageModel, load_images
 from services.local.mesh import running
@@ -96,7 +96,7 @@ async def _measure(
         shape.model(layers).save_pretrained(name)
         shape.processor.save_pretrained(name)
         model = load_images(Path(name), dtype=DTYPES[dtype], device=device)
-        run = packed_run(model, sequences_of(model, photos))
+        run = packed_run(model, prepare_sequences(model, photos))
         settings = Settings(
             port=0,
             workers=1,
@@ -110,10 +110,10 @@ async def _measure(
             await _asked(client, photos)
             turns = []
             for _ in range(rounds):
-                prepared = _seconds_of(lambda: _prepared(threads, model, photos))
-                before = _seconds_of(run)
+                prepared = _time_run(lambda: _prepared(threads, model, photos))
+                before = _time_run(run)
                 asked = await _asked(client, photos)
-                turns.append((prepared, (before + _seconds_of(run)) / 2, asked))
+                turns.append((prepared, (before + _time_run(run)) / 2, asked))
     # Per image; ratios are of one round, so that the machine's drift cancels.
     count = len(photos)
     prepare, forward, asked = (count / median(turn[place] for turn in turns) for place in range(3))
@@ -122,7 +122,7 @@ async def _measure(
     return InMesh(shape.name, dtype, prepare, forward, asked, ratio, shared)
 
 
-def _seconds_of(run: Callable[[], object]) -> float:
+def _time_run(run: Callable[[], object]) -> float:
     began = time.perf_counter()
     run()
     return time.perf_counter() - began

@@ -1,1 +1,1 @@
-"""How fast is a mesh at work, and what do its requests, its router and its telemetry cost?"""
+"""Benchmarks of a mesh: its throughput, and the cost of its requests, router and telemetry."""

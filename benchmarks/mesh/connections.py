@@ -36,10 +36,10 @@ from rich.table import Table
 
 from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, Pulled, QueuedJob, connect, open_all
-from libs.queue.connection.cluster import masters_of
+from libs.queue.connection.cluster import list_masters
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.supervision.child import Child
-from services.local.supervision.environment import environment_of
+from services.local.supervision.environment import child_environment
 from services.local.workplace import workplace
 from services.router.inbox import REPLY_WAIT_SECONDS
 from services.router.state.view import View
@@ -51,7 +51,7 @@ RESULT: Final = b"y" * 1600
 """About the sizes of a short text and of a vector of 384 numbers."""
 CALLERS: Final = 32
 ACTIVE: Final = 8
-"""At most this many routers have requests; the others are idle."""
+"""Maximum number of routers with requests; the others are idle."""
 CLUSTER_SLOTS: Final = 64
 REFRESH_SECONDS: Final = 1.0
 
@@ -74,14 +74,14 @@ class Result:
     routers: int
     masters: int
     connections: int
-    """To all masters."""
+    """Number of connections to all masters."""
     redis_bytes: int
     """Memory that the connections take."""
     idle: Spent
-    """Of each router and second."""
+    """Costs of each router and second."""
     single: Spent
     bell: Spent
-    """In addition to `single`, if all routers are notified of it."""
+    """Additional costs of a single of which all routers are notified."""
 
     def cores(self, singles: float) -> float:
         """Return the cores of Redis for this rate of singles, each notified to all routers."""
@@ -190,7 +190,7 @@ class Mesh:
 
     async def _redis_seconds(self) -> list[float]:
         found = await asyncio.gather(
-            *(master.info("cpu") for master in masters_of(self.routers[0].redis))
+            *(master.info("cpu") for master in list_masters(self.routers[0].redis))
         )
         used = cast("list[dict[str, float]]", found)
         return [one["used_cpu_user"] + one["used_cpu_sys"] for one in used]
@@ -205,7 +205,7 @@ async def measure(url: str, routers: int, slots: int, seconds: float, singles: i
         made = [Router(url, f"router-{number}", slots) for number in range(routers)]
         for router in made:
             await stack.enter_async_context(router.running())
-        masters = masters_of(made[0].redis)
+        masters = list_masters(made[0].redis)
         after = await _clients(made[0].redis)
         mesh = Mesh(made)
         await mesh.singles(singles // 10, notify=True)
@@ -230,7 +230,7 @@ async def measure(url: str, routers: int, slots: int, seconds: float, singles: i
 async def _clients(redis: Redis) -> tuple[int, int]:
     """Return the number of connections to all masters, and the memory of the masters."""
     connections = memory = 0
-    for master in masters_of(redis):
+    for master in list_masters(redis):
         clients: Any = await master.info("clients")
         used: Any = await master.info("memory")
         connections += clients["connected_clients"]
@@ -243,7 +243,7 @@ async def _single_redis(routers: Sequence[int], seconds: float, singles: int) ->
     for number in routers:
         with workplace(None) as place:
             arguments = redis_arguments(find_redis_server(), place.redis)
-            environment = environment_of("redis", os.environ)
+            environment = child_environment("redis", os.environ)
             async with Child("redis", arguments, environment, place.logs / "redis.log"):
                 url = f"unix://{place.redis / 'redis.sock'}"
                 results.append(await measure(url, number, 1, seconds, singles))

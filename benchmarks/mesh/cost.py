@@ -76,7 +76,7 @@ class Cost:
     stages: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-def stage_of(stack: str) -> str:
+def find_stage(stack: str) -> str:
     """The stage of a sample: frames from the outermost inwards, separated by semicolons."""
     for frame in reversed(stack.split(";")):
         for pattern, name in _STAGES:
@@ -125,7 +125,7 @@ class Profiler:
         samples: Counter[str] = Counter()
         for line in self._file.read_text().splitlines():
             stack, _, count = line.rpartition(" ")
-            samples[stage_of(stack)] += int(count)
+            samples[find_stage(stack)] += int(count)
         return samples
 
 

@@ -29,7 +29,12 @@ ANSWER_SECONDS = 60.0
 
 
 class Load:
-    """`address`: of the router; `model`: one that some worker has."""
+    """Requests of one text to a router.
+
+    Args:
+        address: The router, host:port.
+        model: A model that some worker has.
+    """
 
     def __init__(self, address: str, model: str, *, unary: bool) -> None:
         self._channel = grpc.aio.insecure_channel(address)

@@ -42,7 +42,7 @@ from libs.fleet.scripts import HEARD, WORKERS
 from libs.queue import connect
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.supervision.child import Child
-from services.local.supervision.environment import environment_of
+from services.local.supervision.environment import child_environment
 from services.local.workplace import workplace
 
 RESIDENT_MODELS = 10
@@ -80,9 +80,9 @@ class Result:
     changed: Cost
     refresh: Cost
     change: Cost
-    """Of each change in a refresh."""
+    """Cost of each change in a refresh."""
     first: Cost
-    """Of the first read."""
+    """Cost of the first read."""
     redis_bytes: int
     router_bytes: int
 
@@ -325,7 +325,7 @@ async def _run(sizes: Sequence[tuple[int, int]], rounds: int) -> list[Result]:
         redis = Child(
             "redis",
             redis_arguments(find_redis_server(), place.redis),
-            environment_of("redis", os.environ),
+            child_environment("redis", os.environ),
             place.logs / "redis.log",
         )
         async with redis:

@@ -32,7 +32,7 @@ from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import free_port
 from services.local.supervision import launch
 from services.local.supervision.child import Child
-from services.local.supervision.environment import environment_of
+from services.local.supervision.environment import child_environment
 from services.local.workplace import workplace
 
 WARM_SECONDS = 1.0
@@ -78,7 +78,7 @@ async def stubbed(clients: int = 1, *, unary: bool = False) -> AsyncIterator[Stu
         redis = Child(
             "redis",
             redis_arguments(find_redis_server(), place.redis, is_durable=True),
-            environment_of("redis", os.environ),
+            child_environment("redis", os.environ),
             place.logs / "redis.log",
         )
         reported = {
@@ -89,7 +89,7 @@ async def stubbed(clients: int = 1, *, unary: bool = False) -> AsyncIterator[Stu
         router = Child(
             "router",
             [sys.executable, "-P", launch.__file__, "services.router"],
-            environment_of("router", os.environ) | reported,
+            child_environment("router", os.environ) | reported,
             place.logs / "router.log",
         )
         for child in (redis, router):

@@ -33,7 +33,7 @@ MODEL = "stub/embedder"
 POOL = "cpu"
 DIMENSIONS = 384
 PULLS = 2
-"""In flight, as an idle worker keeps them."""
+"""Pulls in flight, as many as an idle worker keeps."""
 BATCH_TOKENS = 8192
 MAX_JOBS = 256
 HEARTBEAT_SECONDS = 1.0
@@ -46,7 +46,9 @@ def ready_answer() -> bytes:
         "float32", (1, DIMENSIONS), np.full((1, DIMENSIONS), DIMENSIONS**-0.5, np.float32)
     )
     timings = Timings(queue=0.0, prepare=0.0, wait=0.0, forward=0.0, finish=0.0)
-    return codec.result_of(EncodeResult(dense=vector), revision="stub", tokens=8, timings=timings)
+    return codec.encode_result(
+        EncodeResult(dense=vector), revision="stub", tokens=8, timings=timings
+    )
 
 
 def report() -> worker_pb2.WorkerModel:
@@ -66,8 +68,11 @@ def report() -> worker_pb2.WorkerModel:
 
 
 class Stub:
-    """`run` until it is cancelled. `pulls`: pulls that brought jobs; `jobs`: jobs that a router
-    accepted answers of.
+    """A worker that answers every job at once, until `run` is cancelled.
+
+    Attributes:
+        pulls: Number of pulls that returned jobs.
+        jobs: Number of jobs with an answer that a router accepted.
     """
 
     def __init__(self, link: Link) -> None:

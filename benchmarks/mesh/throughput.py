@@ -1,5 +1,5 @@
-"""How fast is the mesh? One run on one machine: `python -m benchmarks.mesh.throughput`, or `make
-bench`.
+"""Measure the throughput of the mesh on one machine: `python -m benchmarks.mesh.throughput`, or
+`make bench`.
 
 The same 512 real texts go through (a) sentence-transformers, (b) the installed peers that are
 libraries (OpenVINO, ONNX Runtime, CTranslate2, candle), in process, (c) the worker's forward pass
@@ -8,7 +8,7 @@ each a process) and (e) the installed peers that are servers (Infinity, vLLM), o
 bench-peers` installs peers. All are started and warmed first; then, round by round and in an order
 that turns, each runs alone while the others wait. Ratios are taken within a round, so that the
 machine's drift (15 % and more) cancels; the mesh is compared with runs of the forward alone just
-before and just after it, on as many processes and threads. At last a router alone is measured
+before and just after it, on as many processes and threads. Finally, a router alone is measured
 (`benchmarks.mesh.router`).
 
 Tokenising is part of what sentence-transformers, candle, the servers and the mesh do; the forward
@@ -77,8 +77,8 @@ STEADY_CALLERS, STEADY_TEXTS = 4, 128
 """
 ROUTER_CALLERS, ROUTER_SECONDS = (64, 256), 3.0
 MIN_COSINE = 0.999
-"""Of an engine's vector to sentence-transformers' in float32: below it, they do not compute the
-same.
+"""Minimum cosine of an engine's vector to sentence-transformers' in float32; below it, the engines
+do not compute the same.
 """
 METRICS = (("SHOAL_METRICS_ADDRESS", "127.0.0.1:0"),)
 """Settings of a mesh with metrics, each process at a separate port; `Meter` finds it."""

@@ -1,1 +1,1 @@
-"""How fast are models, kernels, adapters and swaps on one device, without a mesh?"""
+"""Benchmarks of models, kernels, adapters and swaps on one device, without a mesh."""

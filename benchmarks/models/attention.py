@@ -1,5 +1,5 @@
-"""How much faster is the native library than torch's operators? `python -m
-benchmarks.models.attention`, or `make bench-attention`.
+"""Compare the native library with torch's operators: `python -m benchmarks.models.attention`, or
+`make bench-attention`.
 
 Attention alone, for shapes of real models, in every instruction set that this CPU has; the row
 functions; and the whole forward of all-MiniLM-L6-v2 over texts in the length mix of

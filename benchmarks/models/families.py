@@ -190,7 +190,7 @@ def packed_run(
     """Run batches as a worker does: on an asynchronous device the next one is launched before the
     last one is collected.
     """
-    batches = batches_of(sequences, batch_tokens)
+    batches = split_into_batches(sequences, batch_tokens)
     if model.queue is None:
         return lambda: [model.forward("dense", batch) for batch in batches]
 
@@ -207,7 +207,9 @@ def packed_run(
     return run
 
 
-def batches_of(sequences: Sequence[InputSequence], batch_tokens: int) -> list[list[InputSequence]]:
+def split_into_batches(
+    sequences: Sequence[InputSequence], batch_tokens: int
+) -> list[list[InputSequence]]:
     """Return batches in arrival order: 32 each, or as many as fit a budget."""
     if not batch_tokens:
         return [list(sequences[first : first + BATCH]) for first in range(0, len(sequences), BATCH)]

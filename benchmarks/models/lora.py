@@ -1,5 +1,5 @@
-"""How much of a model's throughput is left with adapters? `python -m benchmarks.models.lora`, or
-`make bench-lora`.
+"""Measure the share of a model's throughput that is left with adapters: `python -m
+benchmarks.models.lora`, or `make bench-lora`.
 
 The same random weights (the shape of all-MiniLM-L6), texts and data type go through
 `PackedModel.forward` in batches of n tokens: without adapters, with one for all texts, and with

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.common.texts import MINILM_ID, minilm_directory
 from libs.kernels.linear.packed import has_bfloat16
-from libs.models import EncodeWork, load_model, outputs_of
+from libs.models import EncodeWork, collect_outputs, load_model
 from libs.models.interface.work import never_cancelled
 from services.worker.machine.device import Device, open_device
 from services.worker.memory.files import ModelFiles
@@ -125,7 +125,7 @@ class Bench:
         loaded = time.perf_counter()
         prepared = resident.model.prepare(EncodeWork([TEXT]), never_cancelled)
         resident.model.finish(
-            prepared, outputs_of(resident.model.forward(prepared.head, prepared.sequences))
+            prepared, collect_outputs(resident.model.forward(prepared.head, prepared.sequences))
         )
         ended = time.perf_counter()
         del resident

@@ -55,13 +55,13 @@ class Texts:
         return sum(self.answers)
 
 
-def loop_run(writer: LanguageModel, texts: Texts) -> Callable[[], float]:
+def loop_run(language_model: LanguageModel, texts: Texts) -> Callable[[], float]:
     """Seconds from the requests to the first token of the first of them; all are written."""
     pages = sum(
         pages_for(len(prompt) + most)
         for prompt, most in zip(texts.prompts, texts.answers, strict=True)
     )
-    loop = DecodeLoop(writer, pages)
+    loop = DecodeLoop(language_model, pages)
 
     def run() -> float:
         began, first = time.perf_counter(), 0.0
@@ -119,11 +119,11 @@ def take_turns(
     return seconds, median(firsts)
 
 
-def joining(writer: LanguageModel, texts: Texts) -> tuple[float, float]:
+def joining(language_model: LanguageModel, texts: Texts) -> tuple[float, float]:
     """Seconds of a decode step of 15 sequences, and of the prefill of another one of 128 tokens
     that joins them.
     """
-    loop = DecodeLoop(writer, 16 * 16)
+    loop = DecodeLoop(language_model, 16 * 16)
     for prompt in texts.prompts[:15]:
         loop.add(Request(prompt[:128], most=200))
     steps, joins = [], []
@@ -173,12 +173,12 @@ def main() -> None:
             directory = write_checkpoint(
                 given.kind, Path(folder), head="causal_lm", dtype=dtype, config=config, **size
             )
-            writer = load_language_model(directory, torch.device("cpu"), dtype)
+            language_model = load_language_model(directory, torch.device("cpu"), dtype)
             reference = random_model(given.kind, head="causal_lm", config=config, **size).to(dtype)
             for count in map(int, given.counts.split(",")):
                 texts = Texts(count, given.tokens)
                 (own, theirs), first = take_turns(
-                    [loop_run(writer, texts), reference_run(reference, texts)], given.rounds
+                    [loop_run(language_model, texts), reference_run(reference, texts)], given.rounds
                 )
                 ratio = median(other / mine for mine, other in zip(own, theirs, strict=True))
                 found: dict[str, object] = {
@@ -192,7 +192,7 @@ def main() -> None:
                     "first token ms": round(1000 * first, 1),
                 }
                 if count == 16:
-                    step, join = joining(writer, texts)
+                    step, join = joining(language_model, texts)
                     found |= {
                         "step of 15 ms": round(1000 * step, 1),
                         "join of 128 tokens ms": round(1000 * join, 1),

@@ -49,7 +49,7 @@ Batches = Sequence[Sequence[int]]
 Run = Callable[[], Vectors]
 """Runs the process's share of the texts; [texts, dimensions] in the order of its batches."""
 Runs = dict[str, Run]
-"""By way: a data type, maybe with " arrival"."""
+"""Runs by their way: a data type, perhaps with " arrival"."""
 
 
 def balanced_shares(

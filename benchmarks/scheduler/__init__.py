@@ -1,1 +1,1 @@
-"""How good and how quick are the scheduler's decisions?"""
+"""Benchmarks of the quality and the speed of the scheduler's decisions."""

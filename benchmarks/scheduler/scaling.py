@@ -58,7 +58,7 @@ def outcomes(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {"start": start, "bursts": bursts, "seed": seed, **asdict(outcome)}
 
 
-def tree_of(commit: str, directory: Path) -> None:
+def extract_commit(commit: str, directory: Path) -> None:
     """The commit's code with this tree's simulator."""
     archive = directory / "tree.tar"
     subprocess.run(
@@ -165,7 +165,7 @@ def main() -> None:
         return
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
     with tempfile.TemporaryDirectory() as directory:
-        tree_of(options.before, Path(directory))
+        extract_commit(options.before, Path(directory))
         running = {"before": started(Path(directory), arguments), "now": started(ROOT, arguments)}
         found = {name: json.loads(process.communicate()[0]) for name, process in running.items()}
     print(json.dumps(found) if options.json else table(found))

@@ -1,3 +1,3 @@
-"""What happens to a mesh in trouble: too much asked of it, heavy or hostile neighbours, killed
-workers, long runs?
+"""Benchmarks of a mesh in trouble: overload, heavy or hostile neighbours, killed workers, long
+runs.
 """

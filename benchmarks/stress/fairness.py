@@ -57,9 +57,9 @@ SHARE = 0.1
 """B's request rate relative to its capacity alone, with a slow model as neighbour."""
 IDLE_FACTOR = 1.5
 MIN_REQUESTS = 200
-"""Of B's requests."""
+"""Minimum number of B's requests."""
 MAX_FACTOR = 5
-"""How many times as long as wanted a scenario may take on a machine where B asks for little."""
+"""Factor by which a scenario may exceed its duration on a machine where B sends few requests."""
 TIMEOUT_SECONDS = 600.0
 
 
@@ -105,11 +105,11 @@ class Found:
     idle: list[float]
     loaded: list[float] = field(default_factory=list)
     batches: list[float] = field(default_factory=list)
-    """Of A, while B asked."""
+    """Durations of A's batches while B sent requests."""
     backlog: int = 0
     """The fewest of A's requests that were waiting when B asked."""
     refused: int = 0
-    """Of A's requests, with an error."""
+    """Number of A's requests that were refused with an error."""
 
     @property
     def batch(self) -> float:

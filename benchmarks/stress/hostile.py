@@ -73,7 +73,7 @@ MIB: Final = 1 << 20
 IN_FLIGHT_BYTES: Final = 512 * MIB
 MODEL_BYTES: Final = 512 * MIB
 REDIS_BYTES: Final = 1024 * MIB
-"""What k8s/base/redis/redis.conf gives it."""
+"""Memory of Redis in k8s/base/redis/redis.conf."""
 
 
 @dataclass(slots=True)

@@ -63,9 +63,9 @@ class Tally:
 
     offered: int = 0
     in_time: list[float] = field(default_factory=list)
-    """When each answer within its deadline arrived."""
+    """Arrival times of the answers within their deadlines."""
     seconds: list[float] = field(default_factory=list)
-    """How long each of them took."""
+    """Durations of these answers."""
     late: int = 0
     """Let in, and not answered within the deadline."""
     refused: Counter[str] = field(default_factory=Counter)
@@ -236,7 +236,7 @@ class Result:
     late: int
     goodput: float
     goodput_share: float
-    """Of the mean of both capacities."""
+    """Goodput as a share of the mean of both capacities."""
     refused: dict[str, int]
     retry_info_share: float
     retry_median: float
@@ -246,8 +246,8 @@ class Result:
     recovery_seconds: float
     peak_rss_bytes: dict[str, int]
     cores: tuple[dict[str, float], dict[str, float]]
-    """That each process used while capacity was first measured, and during the overload: whoever
-    wants for one shows here.
+    """Cores that each process used while capacity was first measured, and during the overload: they
+    show which process needs more.
     """
 
 

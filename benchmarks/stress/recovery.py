@@ -57,7 +57,7 @@ class Load:
     flying: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self, per_second: float) -> None:
-        """Until it is cancelled."""
+        """Send requests until the task is cancelled."""
         while True:
             task = asyncio.create_task(self._ask(random.choice(self.texts)))
             self.flying.add(task)

@@ -45,7 +45,7 @@ FLAT_SHARE = 0.005
 FLAT_SECONDS = 600.0
 ROUND_SECONDS = 60.0
 CAPACITY_SECONDS = 6.0
-"""Of each round."""
+"""Duration of each round."""
 LATEST = 3
 """Rounds of which the least capacity counts: a machine that others use may be half as fast a minute
 later.

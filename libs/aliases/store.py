@@ -33,7 +33,7 @@ RESTORE_SECONDS: Final = 2.5
 _WAIT_MARGIN_SECONDS: Final = 0.5
 _READERS_POLL_SECONDS: Final = 0.05
 _FAILURE_SECONDS: Final = 1.0
-"""After a failed read, calls that need one fail at once for this time."""
+"""Time after a failed read during which calls that need one fail at once."""
 _ANY_REVISION: Final = -1
 
 _ALIASES, _READERS = "v1:{fleet}:aliases", "v1:{fleet}:alias_readers"

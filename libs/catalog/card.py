@@ -36,10 +36,14 @@ Scoring = Literal[
 
 MAX_LABELS: Final = 10_000
 MAX_LABEL_CHARACTERS: Final = 1 << 19
-"""In all labels of a model together: each heartbeat carries the card with all its labels."""
+"""Maximum length of all labels of a model together: each heartbeat carries the card with all its
+labels.
+"""
 MAX_PROMPTS: Final = 1_000
 MAX_PROMPT_CHARACTERS: Final = 1 << 16
-"""In all prompts of a model together, with their names, which each heartbeat carries."""
+"""Maximum length of all prompts of a model together, with their names, which each heartbeat
+carries.
+"""
 
 
 DOCUMENT_PROMPTS: Final = ("document", "passage", "corpus")

@@ -18,7 +18,7 @@ from libs.catalog.checkpoint.tasks import refuse_unserved
 from libs.catalog.overrides import Overrides, apply
 from libs.errors import ModelBroken
 from libs.kinds.kind import Kind, Place
-from libs.kinds.registry import kind_of
+from libs.kinds.registry import detect_kind
 from libs.text import control_character
 
 
@@ -28,7 +28,7 @@ def detect(
     """Return the kind of the checkpoint in `directory`; the arguments are those of `read_card`."""
     refuse_unserved(directory)
     place = Place(directory, model, overrides.detect.kind if overrides else None, base)
-    return place, kind_of(place)
+    return place, detect_kind(place)
 
 
 def read_card(
@@ -37,8 +37,11 @@ def read_card(
     """Return the card of the checkpoint in `directory`, under the id `model` (`org/name` or
     `org/name@revision`).
 
-    `overrides`: those of the catalog for the model. `base`: of an adapter, the directory of the
-    model that it is merged into. Raises ModelBroken naming the file and the key at fault.
+    Raises ModelBroken that names the file and the invalid key.
+
+    Args:
+        overrides: The overrides of the catalog for the model.
+        base: The directory of the model into which an adapter is merged.
     """
     place, kind = detect(directory, model, overrides, base)
     card = replace(

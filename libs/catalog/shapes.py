@@ -341,7 +341,7 @@ class Record(Generic[Value]):
 
 
 def pairs(node: yaml.Node, at: At) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-    """Return the keys and values of a mapping. Raises InvalidInput for keys that are no texts, and
+    """Return the keys and values of a mapping. Raises InvalidInput for keys that are not texts, and
     for a key that is there twice.
     """
     if not isinstance(node, yaml.MappingNode):
@@ -374,7 +374,7 @@ def _refuse_surrogates(node: yaml.ScalarNode, at: At) -> None:
     try:
         node.value.encode("utf-8")
     except UnicodeEncodeError:
-        raise at.wrong(node, "holds half of a surrogate pair, which is no character") from None
+        raise at.wrong(node, "holds half of a surrogate pair, which is not a character") from None
 
 
 def _mistyped(node: yaml.Node, at: At, kind: str) -> InvalidInput:

@@ -9,6 +9,6 @@ operator, in a child process. Order of reading: `plan.py` (which files become wh
 """
 
 from libs.conversion.convert import Converted, convert, read_record
-from libs.conversion.plan import Step, TorchCheckpoints, steps_of
+from libs.conversion.plan import Step, TorchCheckpoints, plan_steps
 
-__all__ = ["Converted", "Step", "TorchCheckpoints", "convert", "read_record", "steps_of"]
+__all__ = ["Converted", "Step", "TorchCheckpoints", "convert", "plan_steps", "read_record"]

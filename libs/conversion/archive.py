@@ -23,7 +23,7 @@ MAX_TENSORS: Final = 20_000
 
 MAX_DIRECTORY_BYTES: Final = 4 << 20
 MAX_PICKLE_BYTES: Final = 8 << 20
-"""Of the pickle of names and shapes: some 100 bytes for each tensor."""
+"""Maximum size of the pickle of names and shapes: some 100 bytes for each tensor."""
 
 LEGACY_START: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """The magic number of torch before 1.6, as a separate pickle."""
@@ -62,7 +62,7 @@ class Archive:
     storages: Mapping[str, Span]
 
 
-def format_of(file: BinaryIO) -> str:
+def detect_format(file: BinaryIO) -> str:
     """`zip` or `legacy`. Raises Refused for everything else."""
     start = os.pread(file.fileno(), len(LEGACY_START), 0)
     if start.startswith(_ZIP_START):
@@ -89,7 +89,7 @@ def read_archive(file: BinaryIO) -> Archive:
             raise Refused(f"has the entry {entry.filename[:200]!r} twice")
         spans[entry.filename] = _span(file, entry, directory_begin)
     _refuse_overlap(spans)
-    return _of_torch(file, spans)
+    return _read_torch_layout(file, spans)
 
 
 def _check_end(file: BinaryIO, size: int) -> int:
@@ -168,7 +168,7 @@ def _refuse_overlap(spans: Mapping[str, Span]) -> None:
         before, end = name, span.end
 
 
-def _of_torch(file: BinaryIO, spans: Mapping[str, Span]) -> Archive:
+def _read_torch_layout(file: BinaryIO, spans: Mapping[str, Span]) -> Archive:
     pickles = [
         name for name in spans if PurePosixPath(name).name == "data.pkl" and name.count("/") == 1
     ]

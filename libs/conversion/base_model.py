@@ -57,7 +57,7 @@ def is_needed(directory: Path) -> bool:
     """Return True if the directory has files of a base model with which it is to be completed."""
     has_base = (directory / BASE_FOLDER / "config.json").is_file()
     has_labels = (directory / LABELS_FOLDER / "config.json").is_file()
-    return _file_of(directory) != "" and (has_base or has_labels)
+    return _find_config_file(directory) != "" and (has_base or has_labels)
 
 
 def complete(directory: Path) -> None:
@@ -67,7 +67,7 @@ def complete(directory: Path) -> None:
     The directory has its weights as safetensors, and below BASE_FOLDER a tokenizer.json unless it
     has one itself. Raises ModelBroken for a base model to which the weights do not fit.
     """
-    file = _file_of(directory)
+    file = _find_config_file(directory)
     config = dict(_object(directory, file))
     if (directory / BASE_FOLDER / "config.json").is_file():
         config |= _from_base_model(directory, file, config)
@@ -80,7 +80,7 @@ def complete(directory: Path) -> None:
     _write(directory / file, config)
 
 
-def _file_of(directory: Path) -> str:
+def _find_config_file(directory: Path) -> str:
     """Return the package's configuration file in a directory; empty if it has none."""
     return next((file for file in (gliner.FILE, glirel.FILE) if (directory / file).is_file()), "")
 

@@ -33,12 +33,12 @@ MEMORY_BYTES: Final = {
     "gguf_settings": 2 << 30,
     "onnx": 512 << 20,
 }
-"""Of address space, beyond the libraries and the mapping of the source."""
+"""Address space of the child, beyond the libraries and the mapping of the source."""
 
 EXTRA_BYTES: Final = 32 << 20
 EXPANSION: Final = {"gguf": 13, "onnx": 4}
-"""How many times the source's bytes a dequantised output may have: 32 bits of each number for 2.6
-(Q2_K), or for 8.
+"""Maximum ratio of the bytes of a dequantised output to those of the source: 32 bits of each number
+for 2.6 (Q2_K), or for 8.
 """
 
 CPU_SECONDS: Final = 60
@@ -51,7 +51,9 @@ _PROGRESS_SECONDS: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1
 
 Work = Callable[[BinaryIO, mmap.mmap, BinaryIO, Callable[[int, int], None]], Any]
-"""Of a source, the same in memory, the output, and progress in bytes."""
+"""A conversion of a source, which gets the source, the same in memory, the output, and a callback
+for progress in bytes.
+"""
 
 
 def main() -> None:

@@ -20,14 +20,14 @@ from tempfile import TemporaryFile
 from typing import BinaryIO, Final
 
 from libs.catalog.checkpoint.files import locate, tensor_entries
-from libs.conversion.plan import VERSION, VOCABULARY_FILES, Step, index_of
+from libs.conversion.plan import VERSION, VOCABULARY_FILES, Step, index_path
 from libs.conversion.process import run
 from libs.errors import ModelBroken, NoCapacity
 
 RECORD: Final = ".shoal.conversion.json"
 MAX_VOCABULARY_BYTES: Final = 64 << 20
-"""Of the vocabulary of a folder with the files that describe it; the largest published one has 17
-MB.
+"""Maximum size of the vocabulary of a folder with the files that describe it; the largest published
+one has 17 MB.
 """
 
 OnProgress = Callable[[str, int, int], None]
@@ -39,7 +39,7 @@ class Converted:
     """The record of one conversion.
 
     Attributes:
-        left_out: Entries that are no tensors.
+        left_out: Entries that are not tensors.
         tied: Names that are not written, each with its equal.
         converter: Version of our rules and of the library.
     """
@@ -223,7 +223,7 @@ def _write_indexes(into: Path, steps: Sequence[Step]) -> None:
     """
     maps: dict[str, dict[str, str]] = {}
     for step in steps:
-        index = index_of(step)
+        index = index_path(step)
         if not index:
             continue
         places = maps.setdefault(index, {})

@@ -51,7 +51,8 @@ BASE_FOLDER: Final = "base_model"
 """The files of the base model that a GLiNER or GLiREL directory needs."""
 
 VERSION: Final = 1
-"""Of the conversion's rules. Recorded with each result; raise it when results change."""
+"""Version of the conversion's rules. It is recorded with each result; raise it when results change.
+"""
 
 SINGLE: Final = "pytorch_model.bin"
 INDEX: Final = "pytorch_model.bin.index.json"
@@ -69,7 +70,7 @@ _OUTPUTS: Final = {
     "sparse_linear.pt": "sparse_linear.safetensors",
     "colbert_linear.pt": "colbert_linear.safetensors",
 }
-_BESIDE: Final = ("adapter_model.bin", "sparse_linear.pt", "colbert_linear.pt")
+_ADDITIONAL: Final = ("adapter_model.bin", "sparse_linear.pt", "colbert_linear.pt")
 """Files that are not a folder's own weights: an adapter, and the layers of bge-m3 in addition to
 its encoder.
 """
@@ -100,7 +101,7 @@ def torch_weights(names: Collection[str], *, is_open_clip: bool = False) -> tupl
 
     Raises ModelBroken where shards are missing, or where several files could be the weights.
     """
-    found = sorted(name for name in names if is_torch(name) and name not in _BESIDE)
+    found = sorted(name for name in names if is_torch(name) and name not in _ADDITIONAL)
     if is_open_clip and _OPEN_CLIP in found:
         return (_OPEN_CLIP,)
     shards = {name: match for name in found if (match := _SHARD.fullmatch(name))}
@@ -135,18 +136,18 @@ def _all_shards(shards: dict[str, re.Match[str]]) -> tuple[str, ...]:
     return tuple(wanted)
 
 
-def beside(names: Collection[str]) -> tuple[str, ...]:
+def additional_files(names: Collection[str]) -> tuple[str, ...]:
     """Return the torch files in addition to a folder's weights that have no copy as safetensors."""
-    wanted = _BESIDE if "adapter_config.json" in names else _BESIDE[1:]
+    wanted = _ADDITIONAL if "adapter_config.json" in names else _ADDITIONAL[1:]
     return tuple(name for name in wanted if name in names and _OUTPUTS[name] not in names)
 
 
-def is_beside(name: str) -> bool:
+def is_additional(name: str) -> bool:
     """Return True for names of safetensors files that complement a folder's weights."""
-    return name in [_OUTPUTS[torch] for torch in _BESIDE]
+    return name in [_OUTPUTS[torch] for torch in _ADDITIONAL]
 
 
-def steps_of(paths: Iterable[str]) -> tuple[Step, ...]:
+def plan_steps(paths: Iterable[str]) -> tuple[Step, ...]:
     """Return the conversion of each torch checkpoint among the selected files, in the order of
     their paths, then that of each folder's vocabulary.
     """
@@ -158,7 +159,7 @@ def steps_of(paths: Iterable[str]) -> tuple[Step, ...]:
     tokenizers = [
         Step("tokenizer", str(PurePosixPath(folder, name)), str(PurePosixPath(folder, TOKENIZER)))
         for folder, names in folders.items()
-        if (name := vocabulary_of(names))
+        if (name := find_vocabulary(names))
     ]
     return (*(Step("torch", path, _output(path)) for path in found if is_torch(path)), *tokenizers)
 
@@ -191,7 +192,7 @@ def foreign_steps(paths: Collection[str]) -> tuple[Step, ...]:
     return ()
 
 
-def vocabulary_of(names: Collection[str]) -> str:
+def find_vocabulary(names: Collection[str]) -> str:
     """Return the file with the vocabulary of a folder that has no fast tokenizer, of the names of
     its files; empty if none is needed.
     """
@@ -213,7 +214,7 @@ def _output(path: str) -> str:
     return str(place.with_name(name))
 
 
-def index_of(step: Step) -> str:
+def index_path(step: Step) -> str:
     """Return the path of the index that lists the shard's tensors with those of the others; empty
     if the output is not a shard.
     """

@@ -24,11 +24,12 @@ from libs.errors import ModelBroken, NoCapacity
 _CHILD: Final = Path(__file__).with_name("child.py")
 _MAX_ANSWER_BYTES: Final = 16 << 20
 _SILENT_SECONDS: Final = 300.0
-"""By the clock: a child that says nothing for this long is ended. It reports twice a second, on a
-machine that is busy less often."""
+"""Time after which a child that reports nothing is ended. It reports twice a second, less often on
+a busy machine.
+"""
 
 _END_SECONDS: Final = 10.0
-"""By the clock, from a child's last word to its end."""
+"""Maximum time from a child's last report to its end."""
 
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -64,7 +65,7 @@ def run(
         start_new_session=True,
     )
     try:
-        said = _listen(child, name, on_progress)
+        message = _listen(child, name, on_progress)
         with suppress(subprocess.TimeoutExpired):
             child.wait(_END_SECONDS)
     finally:
@@ -72,9 +73,9 @@ def run(
         code = child.wait()
         if child.stdout is not None:
             child.stdout.close()
-    if isinstance(report := said.get("report"), dict):
+    if isinstance(report := message.get("report"), dict):
         return report
-    if refused := said.get("refused"):
+    if refused := message.get("refused"):
         raise ModelBroken(f"{name}: {str(refused)[:400]}")
     raise _ended(name, code)
 
@@ -93,8 +94,8 @@ def _folders(package: ModuleSpec) -> Sequence[str]:
 def _listen(
     child: subprocess.Popen[bytes], name: str, on_progress: OnProgress
 ) -> Mapping[str, object]:
-    """Return the last line that the child says; its lines of progress are passed on. Empty where it
-    ends without one.
+    """Report the child's lines of progress and return its last line, or an empty object if it ends
+    without one.
     """
     if child.stdout is None:
         raise RuntimeError("a process was started without a pipe")
@@ -110,22 +111,22 @@ def _listen(
         buffer += part
         *lines, buffer = buffer.split(b"\n")
         for line in lines:
-            said = _object(line)
-            match said:
+            message = _object(line)
+            match message:
                 case {"done": int(done), "total": int(total)}:
                     on_progress(done, total)
                 case _:
-                    return said
+                    return message
         if not part or len(buffer) > _MAX_ANSWER_BYTES:
             return {}
 
 
 def _object(line: bytes) -> dict[str, object]:
     try:
-        said = json.loads(line)
+        message = json.loads(line)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return message if isinstance(message, dict) else {}
 
 
 def _ended(name: str, code: int) -> ModelBroken | NoCapacity:

@@ -32,7 +32,7 @@ from libs.conversion.archive import (
     BoundedReader,
     Refused,
     Span,
-    format_of,
+    detect_format,
     legacy_storages,
     read_archive,
 )
@@ -44,8 +44,9 @@ MAX_NAME: Final = 512
 
 MAX_WRAPPERS: Final = 4
 MAX_EXTRA_BYTES: Final = 16 << 20
-"""How many bytes more than the checkpoint its tensors may have: views of one storage are copied
-whole, and a file of a few bytes must not become one of gigabytes."""
+"""Maximum bytes by which the tensors may exceed the checkpoint: views of one storage are copied
+whole, and a file of a few bytes must not become one of gigabytes.
+"""
 
 BLOCK_BYTES: Final = 8 << 20
 GATHER_BYTES: Final = 1 << 20
@@ -54,7 +55,7 @@ GATHER_BYTES: Final = 1 << 20
 _PROTOCOL: Final = 1001
 _WRAPPERS: Final = ("state_dict", "model_state_dict", "model", "module")
 _PREFIXES: Final = ("module.", "_orig_mod.")
-"""What DataParallel and torch.compile put before the names of all tensors."""
+"""Prefixes that DataParallel and torch.compile add to the names of all tensors."""
 
 _DTYPES: Final = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -170,7 +171,7 @@ def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Pr
     storages = _Storages()
     loaded, spans = (
         _load_zip(source, storages)
-        if format_of(source) == "zip"
+        if detect_format(source) == "zip"
         else _load_legacy(source, storages)
     )
     found, left_out = _tensors(loaded, storages, spans)

@@ -296,9 +296,9 @@ class _Settings:
             specials["mask_token"] = AddedToken(
                 specials["mask_token"].content, lstrip=True, special=True, normalized=False
             )
-        for said in (values, parsed.get("special_tokens_map.json", {})):
+        for source in (values, parsed.get("special_tokens_map.json", {})):
             specials |= {
-                slot: _token(said[slot], special=True) for slot in _SLOTS if said.get(slot)
+                slot: _token(source[slot], special=True) for slot in _SLOTS if source.get(slot)
             }
         added = {
             _id(key): _token(value, special=bool(isinstance(value, dict) and value.get("special")))
@@ -311,15 +311,19 @@ class _Settings:
 
 
 def _class_name(values: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    said = str(values.get("tokenizer_class") or config.get("tokenizer_class") or "")
-    stem = said.removesuffix("Fast").removesuffix("Tokenizer")
+    class_name = str(values.get("tokenizer_class") or config.get("tokenizer_class") or "")
+    stem = class_name.removesuffix("Fast").removesuffix("Tokenizer")
     name = _ALIASES.get(stem, stem)
     if name in _CLASSES:
         return name
     kind = str(config.get("model_type", ""))
-    if not said and kind in _MODEL_TYPES:
+    if not class_name and kind in _MODEL_TYPES:
         return _MODEL_TYPES[kind]
-    what = f"tokenizer_class {said!r}" if said else f"model_type {kind!r} without a tokenizer_class"
+    what = (
+        f"tokenizer_class {class_name!r}"
+        if class_name
+        else f"model_type {kind!r} without a tokenizer_class"
+    )
     raise Refused(
         f"{what} has no conversion to tokenizer.json; known are {', '.join(sorted(_CLASSES))}"
     )

@@ -158,7 +158,7 @@ class Document:
                 raise Refused(
                     "the document is encrypted with a password: send a copy without one"
                 ) from None
-            raise Refused(f"the bytes are no PDF that can be read: {str(error)[:200]}") from None
+            raise Refused(f"the bytes are not a readable PDF: {str(error)[:200]}") from None
         return {"pages": len(self._pdf)}, b""
 
     def _sizes(self, first: int, last: int) -> Answer:

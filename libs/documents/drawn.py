@@ -10,7 +10,7 @@ Pixels = NDArray[np.uint8]
 
 
 class Drawn(bytes):
-    """An image that is no file, such as a page of a document. Its bytes are a digest by which it is
+    """An image without a file, such as a page of a document. Its bytes are a digest by which it is
     known: two with the same bytes have the same pixels."""
 
     def size(self, field: str) -> tuple[int, int]:

@@ -46,7 +46,7 @@ where drawing a page takes a tenth of a second.
 PAGE_SECONDS: Final = 10
 """Processor time for one step: opening the document, drawing a page, or reading its text."""
 ITEM_SECONDS: Final = 60.0
-"""By the clock, for all steps of one item, without waiting for a process."""
+"""Maximum wall-clock time for all steps of one item, without waiting for a process."""
 MEMORY_BYTES: Final = 1 << 30
 """Address space of a process that reads documents."""
 ARCHIVE_FILES: Final = 10_000

@@ -44,13 +44,15 @@ IDLE_SECONDS: Final = 30
 _CLOCK_FACTOR: Final = 6
 """Seconds of the clock for a second of processor time, on a busy machine."""
 _MIN_ANSWER_SECONDS: Final = 60
-"""By the clock, for an answer: a machine may be busy with other things."""
+"""Minimum wall-clock time for an answer: the machine may be busy with other things."""
 _CANCEL_POLL_SECONDS: Final = 0.1
-"""How often a caller that waits for an answer may end that."""
+"""Interval at which a caller that waits for an answer is checked for cancellation."""
 _EXIT_SECONDS: Final = 10.0
-"""For a process that closed its pipes to end: on a busy machine its last steps may take seconds."""
+"""Time for a process that closed its pipes to end: on a busy machine its last steps may take
+seconds.
+"""
 _WAIT_SECONDS: Final = 60.0
-"""For a process to become free."""
+"""Maximum time to wait for a free process."""
 _KINDS: Final = {
     "archive": "DOCX, XLSX, PPTX and EPUB files",
     "text": "HTML files, e-mail and texts",
@@ -389,8 +391,12 @@ class DocumentReader:
 
 
 class OpenDocument:
-    """A document that a process has opened. `length`: its pages. Pages count from 1. `seconds`:
-    what reading it took so far. `family`: its family of formats.
+    """A document that a process has opened. Pages count from 1.
+
+    Attributes:
+        length: Number of pages.
+        seconds: Processor time of reading it so far.
+        family: Its family of formats.
     """
 
     def __init__(self, reader: DocumentReader, data: bytes, path: str) -> None:

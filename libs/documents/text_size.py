@@ -38,7 +38,7 @@ class TextBudget:
 NO_TEXT: Final = TextBudget(0, 0)
 
 
-def budget_of(data: bytes, pages: int, documents: int) -> TextBudget:
+def text_budget(data: bytes, pages: int, documents: int) -> TextBudget:
     """Return the share of one document in the budget of all documents of a request.
 
     All documents may have at least 1 MiB together, so a document of less text that is sent alone

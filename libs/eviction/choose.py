@@ -27,8 +27,8 @@ class Challenger:
     name: str
     bytes: int
     waiting_seconds: float = 0.0
-    """How long its waiting work would keep the device busy or, if more, how long requests have
-    waited for it; 0 if nothing waits.
+    """Device time of its waiting work or, if more, the time that requests have waited for it; 0 if
+    nothing waits.
     """
 
 

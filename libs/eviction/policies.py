@@ -39,7 +39,7 @@ class Candidate:
     is_busy: bool = False
     """Jobs of it are leased or in a forward pass."""
     waiting_seconds: float = 0.0
-    """How long its work, waiting and in flight, would keep the device busy."""
+    """Device time of its work, waiting and in flight."""
     resident_seconds: float = float("inf")
     """Time since it became resident."""
     is_last_copy: bool = True

@@ -32,7 +32,7 @@ def without_measures(card: models_pb2.ModelCard) -> models_pb2.ModelCard:
     return plain
 
 
-def digest_of(card: models_pb2.ModelCard) -> int:
+def card_digest(card: models_pb2.ModelCard) -> int:
     """Return a digest of the part from files and catalog, to compare cards within this process'
     lifetime.
     """

@@ -120,10 +120,12 @@ class Coordination:
     async def lead(
         self, scheduler_id: str, fence: int = 0, *, last_ms: int = LEAD_MS
     ) -> int | None:
-        """Make this scheduler the leader for `last_ms` if none leads, or renew its lease if it
-        leads by `fence`.
+        """Make this scheduler the leader for `last_ms` if none leads, or renew its lease.
 
         Returns its fencing number, above those of all earlier leaders; None while another leads.
+
+        Args:
+            fence: The fencing number of the lease to renew; 0: the scheduler has none.
         """
         found = await scripts.lead(
             self._redis,

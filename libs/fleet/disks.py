@@ -52,18 +52,18 @@ class Disks:
                 if value is not None:
                     tag, _, content = value.partition(b" ")
                     models = worker_pb2.HeartbeatRequest.FromString(content).on_disk
-                    self._lists[tag.decode()] = records_of(models)
+                    self._lists[tag.decode()] = models_on_disk(models)
 
     def keep(self, tags: Collection[str]) -> None:
         """Forget the lists of all other tags."""
         self._lists = {tag: models for tag, models in self._lists.items() if tag in tags or not tag}
 
 
-def records_of(models: Iterable[worker_pb2.WorkerModel]) -> ModelsOnDisk:
+def models_on_disk(models: Iterable[worker_pb2.WorkerModel]) -> ModelsOnDisk:
     """Return the records of a list's models."""
     return {model.model: WorkerModelRecord.from_proto(model) for model in models}
 
 
-def tag_of(content: bytes) -> str:
+def content_tag(content: bytes) -> str:
     """Return the tag of a list: the bytes of a HeartbeatRequest with `on_disk` alone."""
     return blake2b(content, digest_size=16).hexdigest()

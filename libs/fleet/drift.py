@@ -38,7 +38,7 @@ _still = attrgetter(
     *(name for name in WorkerModelRecord.__dataclass_fields__ if name not in _MEASURED)
 )
 _COMPARED_APART: Final = ("heartbeat_ms", "models", "preempted_in_seconds", "silent_since_ms")
-_of_worker = attrgetter(
+_worker_fields = attrgetter(
     *(
         name
         for name, field in WorkerRecord.__dataclass_fields__.items()
@@ -53,7 +53,7 @@ def change(before: WorkerRecord, now: WorkerRecord) -> Change:
     """
     seconds = (now.heartbeat_ms - before.heartbeat_ms) / 1000
     if (
-        _of_worker(before) != _of_worker(now)
+        _worker_fields(before) != _worker_fields(now)
         or not _is_same_end(before.preempted_in_seconds, now.preempted_in_seconds, seconds)
         or before.models.keys() != now.models.keys()
     ):

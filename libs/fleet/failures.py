@@ -38,7 +38,7 @@ class Failures:
         self.by_model: ByModel = {}
         self._own_changes: list[Callable[[ByModel], ByModel]] = []
 
-    def of_worker(self, worker_id: str) -> set[str]:
+    def failed_models(self, worker_id: str) -> set[str]:
         """Return the models that the worker has failed to load."""
         return {model for model, failed in self.by_model.items() if worker_id in failed}
 

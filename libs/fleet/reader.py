@@ -28,7 +28,7 @@ PAGE_FIELDS: Final = 10
 PAGE: Final = 250
 """Records of a page: Redis and this process need some 50 ms for one."""
 GAP_SECONDS: Final = 30.0
-"""After a longer time without a read all is read again: Redis lists removed workers for a
+"""Time without a read after which everything is read again: Redis lists removed workers for a
 minute.
 """
 

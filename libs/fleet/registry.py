@@ -19,9 +19,9 @@ from redis.asyncio import Redis
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.fleet import drift, scripts
-from libs.fleet.cards import digest_of, merged, without_measures
+from libs.fleet.cards import card_digest, merged, without_measures
 from libs.fleet.coordination import TTL_MS, Coordination
-from libs.fleet.disks import Disks, records_of, tag_of
+from libs.fleet.disks import Disks, content_tag, models_on_disk
 from libs.fleet.failures import Failures
 from libs.fleet.reader import NO_MODELS, Known, Reader
 from libs.fleet.snapshot import (
@@ -40,7 +40,7 @@ class Usage:
     """Values of a worker's last heartbeat that only operators need."""
 
     heartbeat_ms: int
-    """When it arrived, Unix time by Redis' clock."""
+    """Arrival time, Unix time by Redis' clock."""
     device_seconds: float
     wasted_seconds: float
 
@@ -79,8 +79,8 @@ class Fleet(Coordination):
         before = self._reader.known(worker_id)
         kept, listed = _without_cards(heartbeat)
         content = worker_pb2.HeartbeatRequest(on_disk=listed).SerializeToString()
-        tag = kept.on_disk_tag = tag_of(content) if content else heartbeat.on_disk_tag
-        on_disk = records_of(listed) if content else self._disks.find(tag)
+        tag = kept.on_disk_tag = content_tag(content) if content else heartbeat.on_disk_tag
+        on_disk = models_on_disk(listed) if content else self._disks.find(tag)
         record = WorkerRecord.from_heartbeat(kept, self._reader.now_ms(), on_disk or NO_MODELS)
         found: drift.Change = "changed"
         if before is not None and before.tag == tag and not content and on_disk is not None:
@@ -175,7 +175,7 @@ class Fleet(Coordination):
             name = model.model
             if not model.HasField("card") or name in cards:
                 continue
-            known, digest = self.snapshot.card(name), digest_of(model.card)
+            known, digest = self.snapshot.card(name), card_digest(model.card)
             reported[name] = digest
             repeats = digest in (before.get(name), before_on_disk.get(name))
             holders = self.snapshot.index.holders(name)
@@ -210,7 +210,7 @@ class Fleet(Coordination):
     async def _note_failures(
         self, previous: WorkerRecord | None, heartbeat: worker_pb2.HeartbeatRequest
     ) -> None:
-        known = self._failures.of_worker(heartbeat.worker_id)
+        known = self._failures.failed_models(heartbeat.worker_id)
         if previous is not None and previous.epoch == heartbeat.epoch:
             resident = {
                 model.model

@@ -29,7 +29,7 @@ for longer: the times of all would be a read of each worker every second.
 """
 
 PARTS: Final = 64
-"""Of a mapping of workers: one of them is copied with each change."""
+"""Number of parts of a mapping of workers: one of them is copied with each change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class WorkerRecord:
     batch_tokens: int
     draining: bool
     heartbeat_ms: int
-    """When the heartbeat with these values arrived, Unix time by Redis' clock. Later ones that
-    differ in nothing but expected values are not stored (`drift.py`).
+    """Arrival time of the heartbeat with these values, Unix time by Redis' clock. Later heartbeats
+    that have only expected differences are not stored (`drift.py`).
     """
     models: Mapping[str, WorkerModelRecord]
     host_memory_bytes: int = 0
@@ -111,11 +111,9 @@ class WorkerRecord:
     local_models_only: bool = False
     """It has no store: it can load only models that it has on disk."""
     silent_since_ms: int | None = None
-    """When its last heartbeat arrived, if that was more than SILENT_MS ago, else None."""
+    """Arrival time of its last heartbeat, if that was more than SILENT_MS ago, otherwise None."""
     listed: Mapping[str, WorkerModelRecord] | None = field(default=None, compare=False, repr=False)
-    """Those of `models` that are from the list of its disk: one object for all workers with the
-    same list.
-    """
+    """The models on its disk: one object for all workers with the same list."""
     held: tuple[WorkerModelRecord, ...] = field(init=False, compare=False, repr=False)
     """Its models that are warm, resident or being loaded."""
 
@@ -195,7 +193,7 @@ class LeaderRecord:
     plan: int
     """Number of its last plan: fence * 2**32 + a counter."""
     plan_ms: int
-    """When it made that plan, Unix time by Redis' clock."""
+    """Time of that plan, Unix time by Redis' clock."""
     desired: Mapping[str, int] = field(default_factory=dict)
     """Number of workers that each pool should have."""
     cold_starts: Mapping[str, float] = field(default_factory=dict)

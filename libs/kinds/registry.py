@@ -8,12 +8,13 @@ from typing import Final
 
 from libs.errors import ModelBroken
 from libs.kinds.dense import card as dense
+from libs.kinds.generative import card as generative
 from libs.kinds.gliclass import card as gliclass
 from libs.kinds.gliner import card as gliner
 from libs.kinds.gliner2 import card as gliner2
 from libs.kinds.glirel import card as glirel
 from libs.kinds.hybrid import card as hybrid
-from libs.kinds.image_writer import card as image_writer
+from libs.kinds.image_generative import card as image_generative
 from libs.kinds.images import card as images
 from libs.kinds.kind import Kind, Place
 from libs.kinds.laya import card as laya
@@ -24,7 +25,6 @@ from libs.kinds.sparse import card as sparse
 from libs.kinds.static import card as static
 from libs.kinds.token_labels import card as token_labels
 from libs.kinds.vision_language import card as vision_language
-from libs.kinds.writer import card as writer
 from libs.kinds.yes_no import card as yes_no
 
 KINDS: Final[tuple[Kind, ...]] = (
@@ -37,7 +37,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     laya.KIND,
     nvembed.KIND,
     static.KIND,
-    image_writer.KIND,
+    image_generative.KIND,
     images.KIND,
     vision_language.KIND,
     # The layout of transformers and sentence-transformers. modules.json and the model_type of
@@ -48,7 +48,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     dense.KIND,
     yes_no.KIND,
     token_labels.KIND,
-    writer.KIND,
+    generative.KIND,
     sequence_labels.KIND,
     dense.OTHERS,
 )
@@ -57,7 +57,7 @@ NAMES: Final = tuple(sorted({kind.name for kind in KINDS}))
 """The values of `Card.kind`."""
 
 
-def kind_of(place: Place) -> Kind:
+def detect_kind(place: Place) -> Kind:
     """Return the kind of the checkpoint. Raises ModelBroken if none can serve it."""
     for kind in KINDS:
         if kind.claims(place):

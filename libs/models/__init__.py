@@ -41,9 +41,9 @@ from libs.models.interface.sequences import (
     SparseRow,
     Unfinished,
     YieldPoint,
+    collect_outputs,
     is_finite,
     never_yield,
-    outputs_of,
 )
 from libs.models.interface.work import (
     Aggregation,
@@ -119,10 +119,10 @@ __all__ = [
     "Unfinished",
     "Work",
     "YieldPoint",
+    "collect_outputs",
     "is_finite",
     "load_model",
     "load_served_model",
     "never_yield",
-    "outputs_of",
     "with_truncation",
 ]

@@ -12,9 +12,9 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
 from libs.catalog.card import Card
-from libs.embedding_id import Recipe, check_expected, embedding_id, is_expected, recipe_of
+from libs.embedding_id import Recipe, check_expected, embedding_id, is_expected, recipe_digest
 from libs.models.interface.work import EncodeWork, Role, Truncation
-from libs.models.text.checks import adapter_of, prompt_of
+from libs.models.text.checks import select_adapter, select_prompt
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -115,7 +115,7 @@ class EmbeddingIdentity:
         self._cached = lru_cache(MAX_CACHED_IDS)(self._compute)
         self._reasons = lru_cache(MAX_CACHED_DIFFERENCES)(self._difference)
 
-    def id_of(self, options: EncodeOptions, adapter_files: str = "") -> str:
+    def compute_id(self, options: EncodeOptions, adapter_files: str = "") -> str:
         """Return the id of vectors with these options.
 
         `adapter_files`: SHA-256 digest of the files of the adapter in `options`; empty if that is
@@ -129,7 +129,7 @@ class EmbeddingIdentity:
 
         `adapters`: digests of the files of all loaded adapters, by name.
         """
-        found = self.id_of(options, adapters.get(options.adapter, ""))
+        found = self.compute_id(options, adapters.get(options.adapter, ""))
         if not is_expected(expected, found):
             loaded = tuple(sorted(adapters.items()))
             check_expected(expected, found, self._reasons(options, expected, found, loaded))
@@ -146,9 +146,9 @@ class EmbeddingIdentity:
         return Recipe(
             files=self._files,
             card=facts,
-            prompt=options.instruction or prompt_of(card, options.role, options.adapter),
+            prompt=options.instruction or select_prompt(card, options.role, options.adapter),
             role="query" if self._reads_as_query(options.role) else "",
-            adapter=adapter_files or _own(adapter_of(card, options.role, options.adapter)),
+            adapter=adapter_files or _own(select_adapter(card, options.role, options.adapter)),
             dimensions=0 if options.dimensions == card.dimensions else options.dimensions,
             normalize=card.normalize if options.normalize is None else options.normalize,
             max_tokens=card.max_tokens,
@@ -178,13 +178,12 @@ class EmbeddingIdentity:
     ) -> str:
         """Describe what differs: one option, if another value of it gives the expected id."""
         adapters = dict(loaded)
-        if recipe_of(expected) == recipe_of(found):
-            return (
-                f"only the number format differs. {recipe_of(expected)} alone accepts every format"
-            )
+        if recipe_digest(expected) == recipe_digest(found):
+            stem = recipe_digest(expected)
+            return f"only the number format differs. {stem} alone accepts every format"
         for what, other in self._variants(options, adapters):
             candidate = self._compute(other, adapters.get(other.adapter, ""))
-            if recipe_of(candidate) == recipe_of(expected):
+            if recipe_digest(candidate) == recipe_digest(expected):
                 return f"the expected id is that of {what}"
         return (
             f"the files of {self._card.model}, its card (pooling, prompts, maximum tokens) or "

@@ -16,7 +16,7 @@ from libs.models.interface.model import Model
 from libs.models.interface.source import Source
 from libs.models.runtime.packed_model import PackedModel
 
-WRITER: Final = "writer"
+GENERATIVE: Final = "generative"
 """The kind of generative models."""
 
 
@@ -33,7 +33,7 @@ def load_model(
     """
     source = Source(directory, model_id, device, dtype, overrides, base)
     kind = _kind_of(source)
-    if kind.name == WRITER:  # before its weights are read
+    if kind.name == GENERATIVE:  # before its weights are read
         raise ModelBroken(
             f"models of the kind {kind.name!r}, such as {model_id}, have no vectors, scores or "
             "labels"

@@ -167,7 +167,7 @@ class TensorFile:
         for name in shapes:
             if name in self._entries:
                 raise ModelBroken(
-                    f"{self.file_of(name)}: tensor {name!r} has no place in the model that "
+                    f"{self.tensor_file(name)}: tensor {name!r} has no place in the model that "
                     "config.json describes"
                 )
         zeros = {
@@ -188,7 +188,7 @@ class TensorFile:
                 raise ModelBroken(f"{self.source}: tensor {name!r} is missing")
         one, other = self.read(first), self.read(second)
         if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
-            place = f"{self.file_of(second)}: tensor {second!r}"
+            place = f"{self.tensor_file(second)}: tensor {second!r}"
             raise ModelBroken(
                 f"{place} is {_describe(other)}; {first!r}must match it:  {_describe(one)}"
             )
@@ -205,7 +205,7 @@ class TensorFile:
     def names(self) -> list[str]:
         return list(self._entries)
 
-    def file_of(self, name: str) -> str:
+    def tensor_file(self, name: str) -> str:
         """Return the file that holds a tensor, for error messages."""
         return self._entries[name].file
 
@@ -334,11 +334,12 @@ def load(
         found = find(name, table)
         if found is None:
             raise ModelBroken(
-                f"{tensors.file_of(stored)}: tensor {stored!r} is unknown to this family of models"
+                f"{tensors.tensor_file(stored)}: tensor {stored!r} is unknown to this family of "
+                "models"
             )
         if not isinstance(table[found.stem], AllowedExtra | None):
             raise ModelBroken(
-                f"{tensors.file_of(stored)}: tensor {stored!r} has no place in the model that "
+                f"{tensors.tensor_file(stored)}: tensor {stored!r} has no place in the model that "
                 "config.json describes"
             )
     return state
@@ -436,7 +437,7 @@ def _check_shapes(
         if whole_name and extra > 0 and set(shape[:extra]) == {1}:
             shape = shape[extra:]
         if shape != wanted:
-            place = f"{tensors.file_of(name)}: tensor {name!r}"
+            place = f"{tensors.tensor_file(name)}: tensor {name!r}"
             raise ModelBroken(
                 f"{place} has shape {list(shape)}; config.json asks for {list(wanted)}"
             )

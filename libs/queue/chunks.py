@@ -37,7 +37,7 @@ def batched(groups: Sequence[Sequence[QueuedJob]]) -> list[list[int]]:
     return calls
 
 
-def chunks_of(jobs: Sequence[QueuedJob]) -> list[Sequence[QueuedJob]]:
+def split_jobs(jobs: Sequence[QueuedJob]) -> list[Sequence[QueuedJob]]:
     """Split the jobs, in order, into chunks within the limits of one call. A single job above them
     is a separate chunk.
     """

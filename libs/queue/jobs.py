@@ -19,7 +19,7 @@ class QueuedJob:
     weight: float
     """The tenant's fair-queueing weight, above 0."""
     tokens: int
-    """Above 0."""
+    """Estimated tokens, above 0."""
     deadline_ms: int
     """Unix time by Redis' clock."""
     priority: Priority
@@ -53,7 +53,9 @@ class Idle:
     """Nothing to lease."""
 
     next_expiry_ms: int | None
-    """When the next lease may expire (Unix time by Redis' clock) and another pull may succeed."""
+    """The time at which the next lease may expire (Unix time by Redis' clock) and another pull may
+    succeed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,6 @@ class LaneGauges:
     enqueued_tokens: int = 0
     """Tokens of the jobs in `enqueued`; its growth gives the arrival rate in tokens per second."""
     used_ms: int = field(default=0, compare=False)
-    """When jobs arrived last, or when a later sweep found some in the lane. Unix time by Redis'
-    clock; 0: unknown.
+    """The time at which jobs last arrived, or at which a later sweep found some in the lane. Unix
+    time by Redis' clock; 0: unknown.
     """

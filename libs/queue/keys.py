@@ -17,15 +17,15 @@ from libs import setting
 from libs.versions import LAYOUT_VERSION
 
 LAYOUT = "v1:layout"
-"""STRING: the layout of the first writer (`layout_of`). `v1` in names is no longer a version; it
+"""STRING: the layout of the first writer (`layout_value`). `v1` in names is no longer a version; it
 only separates our keys from others.
 """
 MAX_SLOTS: Final = 1024
 """Each router reads one index a slot every second and, on a cluster, waits for answers on one
 connection a slot.
 """
-WAKEUP_CHANNEL = "v1:bell"
-STREAMED_CHANNEL = "v1:written"
+WAKEUP_CHANNEL = "v1:wakeup"
+STREAMED_CHANNEL = "v1:streamed"
 """Prefix of the channels, one for each router, that carry generated text for its streaming
 clients.
 """
@@ -139,12 +139,12 @@ def parse_wakeup(message: str) -> LaneKey | WakeupLeft | WorkerWakeup:
     return WorkerWakeup(message[1:]) if message.startswith("!") else LaneKey.parse(message)
 
 
-def slot_of(name: str, slots: int) -> int:
+def slot_number(name: str, slots: int) -> int:
     """Return the slot of a model or tenant."""
     return crc_hqx(name.encode(), 0) % slots
 
 
-def layout_of(slots: int) -> str:
+def layout_value(slots: int) -> str:
     """Return the value of LAYOUT that processes with this number of slots write and accept."""
     return str(LAYOUT_VERSION) if slots == 1 else f"{LAYOUT_VERSION} with {slots} slots"
 
@@ -178,7 +178,7 @@ class Keys:
         if located is None:
             if len(self._lanes) == _MAX_LANES:
                 self._lanes.clear()
-            slot = slot_of(lane.model, self._slots)
+            slot = slot_number(lane.model, self._slots)
             located = self._lanes[lane] = (slot, self._make(lane, slot))
         return located
 
@@ -190,7 +190,7 @@ class Keys:
             *(prefix + part for part in own),
             *(f"v1:{{{slot}}}:{part}" for part in shared),
             f"{prefix}hold",
-            f"{prefix}whose",
+            f"{prefix}tenant_of",
         )
 
     def indexes(self) -> list[str]:

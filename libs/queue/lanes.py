@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
 from libs.queue import operations, upkeep
-from libs.queue.chunks import CALL_JOBS, batched, chunks_of, is_large
+from libs.queue.chunks import CALL_JOBS, batched, is_large, split_jobs
 from libs.queue.clock import RedisClock
 from libs.queue.connection.channels import Channels
 from libs.queue.connection.client import translated
@@ -170,7 +170,7 @@ class Lanes:
     async def _enqueue_large(
         self, lane: LaneKey, group: Sequence[QueuedJob], max_tokens: int, notify: bool
     ) -> bool:
-        first, *others = chunks_of(group)
+        first, *others = split_jobs(group)
         later_tokens = sum(job.tokens for chunk in others for job in chunk)
         if not (await self._enqueue(lane, [(first, later_tokens)], max_tokens, notify))[0]:
             return False
@@ -351,7 +351,7 @@ class Lanes:
         """
         cancelled = 0
         slot, keys = self._keys.locate(lane)
-        for chunk in chunks_of(jobs):
+        for chunk in split_jobs(jobs):
             cancelled += await operations.cancel(
                 self._clients[slot],
                 keys,

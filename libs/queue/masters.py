@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
-from libs.queue.connection.cluster import ClusterRedis, client_of, within_master_timeout
+from libs.queue.connection.cluster import ClusterRedis, client_for_key, within_master_timeout
 from libs.queue.keys import Keys, LaneKey
 from libs.telemetry.logs import fields
 
@@ -57,7 +57,7 @@ class Masters:
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
-        self.clients = [client_of(redis, index) for index in keys.indexes()]
+        self.clients = [client_for_key(redis, index) for index in keys.indexes()]
         """The client of each slot. Without a cluster they are the same."""
         self.is_sharded = isinstance(redis, ClusterRedis)
         """True if lanes may be on several masters, each of which may be away alone."""

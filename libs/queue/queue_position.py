@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
-from libs.queue.connection.cluster import client_of
+from libs.queue.connection.cluster import client_for_key
 from libs.queue.keys import Keys, LaneKey
 from libs.queue.operations import lane_script
 from libs.queue.scripts import Reply, Rest
@@ -48,7 +48,7 @@ class QueuePositions:
 
     def __init__(self, redis: Redis, *, slots: int = 1) -> None:
         self._keys = Keys(slots)
-        self._clients = [client_of(redis, index) for index in self._keys.indexes()]
+        self._clients = [client_for_key(redis, index) for index in self._keys.indexes()]
 
     async def read(self, lane: LaneKey, tenants: Sequence[str]) -> list[QueuePosition]:
         """Return the position of each tenant in the lane, in order; one round trip per 256

@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from redis.asyncio import Redis
 
-from libs.queue.connection.cluster import client_of
-from libs.queue.keys import slot_of
+from libs.queue.connection.cluster import client_for_key
+from libs.queue.keys import slot_number
 from libs.queue.scripts import Reply, script
 
 
@@ -66,9 +66,9 @@ class Rates:
         await self._charge(tenant, rate, -1, -tokens)
 
     async def _charge(self, tenant: str, rate: Rate, requests: int, tokens: int) -> float:
-        key = key_of(tenant, self._slots)
+        key = rates_key(tenant, self._slots)
         reply = await charge(
-            client_of(self._redis, key),
+            client_for_key(self._redis, key),
             [key],
             now=self._clock(),
             requests_per_second=rate.requests_per_second,
@@ -80,11 +80,11 @@ class Rates:
         return float(reply)
 
 
-def key_of(tenant: str, slots: int = 1) -> str:
+def rates_key(tenant: str, slots: int = 1) -> str:
     """Return the name of a HASH: `requests` and `tokens`, the times at which their debts will be
     paid (Unix seconds). It expires when both are paid.
     """
-    return f"v1:{{{slot_of(tenant, slots)}}}:rates:{quote(tenant, safe='')}"
+    return f"v1:{{{slot_number(tenant, slots)}}}:rates:{quote(tenant, safe='')}"
 
 
 @script("debts", prologues=["rates"])

@@ -23,7 +23,7 @@ from redis.exceptions import NoPermissionError, NoScriptError, RedisError
 
 from libs.errors import NoCapacity
 from libs.queue.connection.client import translate, translated
-from libs.queue.connection.cluster import masters_of
+from libs.queue.connection.cluster import list_masters
 
 P = ParamSpec("P")
 Rest = Sequence[str | bytes | int | float]
@@ -107,7 +107,9 @@ async def load_scripts(redis: Redis) -> None:
     """Load all scripts into Redis' cache, for this process and for those that may not load any.
     Raises NoCapacity; of a cluster, if no master answers.
     """
-    loads = await asyncio.gather(*(_load(one) for one in masters_of(redis)), return_exceptions=True)
+    loads = await asyncio.gather(
+        *(_load(one) for one in list_masters(redis)), return_exceptions=True
+    )
     errors = [error for error in loads if error is not None]
     if len(errors) == len(loads):
         with translated():

@@ -83,7 +83,7 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 )
 
 CONNECTION_GRACE_SECONDS: Final = 75.0
-"""How long calls may continue after their connection got GOAWAY: longer than a call without a
+"""Time for which calls may continue after their connection got GOAWAY: longer than a call without a
 deadline (60 s).
 """
 

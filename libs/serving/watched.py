@@ -22,7 +22,9 @@ Stamp = tuple[int, int, int, int]
 Stamps = tuple[Stamp | None, ...]
 
 SETTLE_SECONDS: Final = 0.5
-"""How long files must be unchanged before they are read, to avoid reading a partly written file."""
+"""Time for which files must be unchanged before they are read, to avoid reading a partly written
+file.
+"""
 
 
 class Watched(Generic[Content]):

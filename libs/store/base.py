@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from libs.conversion.plan import BASE_FOLDER, TOKENIZER, VOCABULARY_FILES, vocabulary_of
+from libs.conversion.plan import BASE_FOLDER, TOKENIZER, VOCABULARY_FILES, find_vocabulary
 from libs.errors import ModelBroken, ModelNotFound
 from libs.kinds.gliner import card as gliner
 from libs.kinds.glirel import card as glirel
@@ -92,7 +92,7 @@ def with_base_model(model: str, found: Remote, source: Source) -> Remote:
 
 def _needs(file: str, config: Mapping[str, object], paths: Collection[str]) -> list[_Need]:
     needs = []
-    needs_tokenizer = TOKENIZER not in paths and not vocabulary_of(paths)
+    needs_tokenizer = TOKENIZER not in paths and not find_vocabulary(paths)
     if needs_tokenizer or not config.get("encoder_config"):
         names = (*_SETTINGS, *((TOKENIZER, *VOCABULARY_FILES) if needs_tokenizer else ()))
         needs.append(_Need(file, "model_name", BASE_FOLDER, names))
@@ -101,7 +101,11 @@ def _needs(file: str, config: Mapping[str, object], paths: Collection[str]) -> l
         for path in paths
         if path.startswith(f"{gliner.LABELS_FOLDER}/")
     ]
-    if config.get("labels_encoder") and TOKENIZER not in in_folder and not vocabulary_of(in_folder):
+    if (
+        config.get("labels_encoder")
+        and TOKENIZER not in in_folder
+        and not find_vocabulary(in_folder)
+    ):
         needs.append(
             _Need(
                 file,

@@ -36,7 +36,7 @@ _LISTING: Final = "listing.json"
 _RECORD: Final = "record.json"
 _BUDGET_LOCK: Final = "budget.lock"
 _LOCK_POLL_SECONDS: Final = 0.1
-"""How often a process that waits for another one's work polls."""
+"""Interval at which a process that waits for the work of another one polls."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from libs.catalog.checkpoint.files import locate
-from libs.conversion import Converted, Step, TorchCheckpoints, convert, steps_of
+from libs.conversion import Converted, Step, TorchCheckpoints, convert, plan_steps
 from libs.conversion.convert import OnProgress
-from libs.conversion.plan import GGUF_SETTINGS, foreign_steps, is_torch, vocabulary_of
+from libs.conversion.plan import GGUF_SETTINGS, find_vocabulary, foreign_steps, is_torch
 from libs.errors import InvalidInput, ModelBroken, NoCapacity
 from libs.store.cache import Cache, Copy, Listing
 from libs.store.select import (
@@ -44,7 +44,7 @@ from libs.telemetry.logs import fields
 log = logging.getLogger(__name__)
 
 _AREA: Final = ".converted"
-"""Instead of an organisation: no model id begins with a dot, so no id leads here."""
+"""The folder in place of an organisation: no model id begins with a dot, so no id leads here."""
 
 _MAX_MODEL_FILES: Final = 10_000
 _NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
@@ -129,7 +129,7 @@ class LocalCopies:
         has_torch = self._torch_checkpoints == "convert" and any(
             is_torch(name) for name in _names(directory)
         )
-        if not has_torch and not vocabulary_of([path.name for path in directory.glob("*")]):
+        if not has_torch and not find_vocabulary([path.name for path in directory.glob("*")]):
             return None
         found = _read(directory)
         try:
@@ -140,7 +140,7 @@ class LocalCopies:
             if not has_torch or any(file.path.endswith(".safetensors") for file in found.files):
                 return None  # it may be of a layout that is read where it lies
             raise
-        if not steps_of(file.path for file in files):
+        if not plan_steps(file.path for file in files):
             return None
         listing = Listing(found.origin, found.revision, files)
         key = hashlib.sha256(
@@ -157,7 +157,7 @@ class LocalCopies:
                 return
             started = time.monotonic()
             incoming = cache.begin(plan.name, plan.listing, self._budget_bytes())
-            steps = steps_of(file.path for file in plan.listing.files)
+            steps = plan_steps(file.path for file in plan.listing.files)
             if not cache.is_converted(plan.name):
                 sources = {step.source for step in steps}
                 for file in plan.listing.files:
@@ -202,10 +202,10 @@ def write_converted(
     steps = _foreign(found)
     if steps:
         files = tuple(file for file in found.files if is_root_text(file))
-        steps = (*steps, *steps_of(file.path for file in files if steps[0].kind != "gguf"))
+        steps = (*steps, *plan_steps(file.path for file in files if steps[0].kind != "gguf"))
     else:
         files = select(directory.resolve().name, found, is_adapter=False)
-        steps = steps_of(file.path for file in files)
+        steps = plan_steps(file.path for file in files)
     if not steps:
         return ()
     sources = {step.source for step in steps}
@@ -325,7 +325,7 @@ def _read(
 
 
 def _marks(found: _Directory, files: Sequence[RemoteFile]) -> str:
-    """When the files were last changed, and which they are on their disk."""
+    """Return the times of the files' last change, and their identity on their disk."""
     stats = [(file.path, (found.path / file.path).stat()) for file in files]
     return "\n".join(
         f"{path} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}" for path, stat in stats

@@ -18,8 +18,8 @@ from libs.store.source import OutOfReach, RemoteFile
 
 _MD5: Final = re.compile(r"[0-9a-f]{32}")
 _PLAIN_ENCRYPTION: Final = (None, "AES256")
-"""With any other encryption the ETag of an S3 object is not its MD5 (AWS, "Checking object
-integrity": SSE-C and SSE-KMS).
+"""Encryptions with which the ETag of an S3 object is its MD5 (AWS, "Checking object integrity":
+SSE-C and SSE-KMS).
 """
 
 

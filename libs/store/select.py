@@ -18,8 +18,8 @@ from libs.conversion.plan import (
     BASE_FOLDER,
     FOREIGN,
     TorchCheckpoints,
-    beside,
-    is_beside,
+    additional_files,
+    is_additional,
     torch_weights,
 )
 from libs.errors import ModelBroken
@@ -101,7 +101,7 @@ def select(
     folders = _module_folders(remote, by_path)
     own_adapters = _own_adapters(remote, by_path)
     safe = [file for file in remote.files if _folder(file) in folders and _is_weights(file)]
-    safe = _of_one_layout(remote, by_path, safe)
+    safe = _keep_one_layout(remote, by_path, safe)
     weights = [*safe]
     for folder in sorted(folders):
         weights += _torch_files(model, remote, by_path, folder, safe, can_convert=can_convert)
@@ -193,7 +193,7 @@ def _is_weights(file: RemoteFile) -> bool:
     return name.endswith(_WEIGHTS) and not _DUPLICATES.fullmatch(name) and _is_safe(file.path)
 
 
-def _of_one_layout(
+def _keep_one_layout(
     remote: Remote, by_path: dict[str, RemoteFile], weights: list[RemoteFile]
 ) -> list[RemoteFile]:
     """Drop the copy of the weights that would not be read, of a repository with both open_clip's
@@ -267,9 +267,10 @@ def _torch_files(
     checkpoints where these are refused.
     """
     names = {PurePosixPath(path).name for path in by_path if _folder(by_path[path]) == folder}
-    more = beside(names) if not folder else ()
+    more = additional_files(names) if not folder else ()
     has_weights = any(
-        _folder(file) == folder and not is_beside(PurePosixPath(file.path).name) for file in safe
+        _folder(file) == folder and not is_additional(PurePosixPath(file.path).name)
+        for file in safe
     )
     main = (
         ()
@@ -382,7 +383,7 @@ def _router_config(by_path: dict[str, RemoteFile], folder: str) -> str | None:
 def _checked(name: str, path: str) -> str:
     folder = "" if path == "." else path.rstrip("/")  # "." is the root, in the files of Model2Vec
     if folder and not _is_safe(folder):
-        raise ModelBroken(f"{name}: names {path!r}, which is no folder of the model")
+        raise ModelBroken(f"{name}: names {path!r}, which is not a folder of the model")
     return folder
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from libs.catalog.checkpoint import adapter as lora
-from libs.conversion import TorchCheckpoints, base_model, convert, steps_of
+from libs.conversion import TorchCheckpoints, base_model, convert, plan_steps
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, NoCapacity, ShoalError
 from libs.names import is_model_id
 from libs.store.base import with_base_model
@@ -135,7 +135,8 @@ class Store:
             return found
         if is_adapter and all(file.path != lora.FILE for file in found.files):
             raise ModelNotFound(
-                f"{model} in {found.origin} is no adapter: it has no {lora.FILE}", field="adapter"
+                f"{model} in {found.origin} is not an adapter: it has no {lora.FILE}",
+                field="adapter",
             )
         remote = (
             found
@@ -156,7 +157,7 @@ class Store:
         incoming = self._cache.begin(model, listing, self._budget_bytes)
         if not self._cache.is_converted(model):
             download(remote, files, incoming, self._transfer, report)
-            steps = steps_of(file.path for file in files)
+            steps = plan_steps(file.path for file in files)
             if steps:
                 convert(incoming, incoming, steps, lambda name, done, total: None)
             needs_base = base_model.is_needed(incoming)

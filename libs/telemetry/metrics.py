@@ -340,7 +340,7 @@ GRAPH_BYTES: Final = Series(
 )
 KEY_VALUE_BYTES: Final = Series(
     "shoal_key_value_bytes",
-    "Memory of keys and values that the sequences of a model that writes have claimed.",
+    "Memory of keys and values that the sequences of a generative model have claimed.",
     ("pool", "model"),
 )
 IMAGE_CACHE_BYTES: Final = Series(

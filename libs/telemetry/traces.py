@@ -124,7 +124,7 @@ def stop() -> None:
         last.join(EXPORT_SECONDS)
 
 
-def context_of(traceparent: str) -> Context | None:
+def parse_traceparent(traceparent: str) -> Context | None:
     """Return the trace context of a header; None if it has none, or one that is not sampled: then
     no spans are made.
     """
@@ -135,7 +135,7 @@ def context_of(traceparent: str) -> Context | None:
     return context if found.is_valid and found.trace_flags.sampled else None
 
 
-def traceparent_of(span: Span) -> str:
+def format_traceparent(span: Span) -> str:
     """Return the `traceparent` header for a span; empty for one that is not sampled."""
     if span is NONE:
         return ""
@@ -183,9 +183,9 @@ def http(method: str, route: str, parent: Mapping[str, str], chunk: Span = NONE)
         return NONE
     attributes = {"http.request.method": method, "http.route": route}
     context = _PROPAGATOR.extract(parent)
-    links = [Link(chunk.get_span_context())] if traceparent_of(chunk) else []
+    links = [Link(chunk.get_span_context())] if format_traceparent(chunk) else []
     span = _TRACER.start_span(f"{method} {route}", context, SpanKind.SERVER, attributes, links)
-    if links and traceparent_of(span):
+    if links and format_traceparent(span):
         chunk.add_link(span.get_span_context())
     return span
 
@@ -215,7 +215,7 @@ def background(
     if not _exporting:
         yield NONE
         return
-    caused_by = context_of(cause)
+    caused_by = parse_traceparent(cause)
     links = () if caused_by is None else (trace.get_current_span(caused_by),)
     span = begin(name, Context() if is_root else current(), attributes=attributes, links=links)
     try:
@@ -239,7 +239,7 @@ def sending(lane: str) -> AbstractContextManager[Span]:
     """Make a PRODUCER span for a request's jobs, a child of the current span, the current one;
     NONE if that is not sampled.
     """
-    return _sending(lane) if traceparent_of(trace.get_current_span()) else _UNTRACED
+    return _sending(lane) if format_traceparent(trace.get_current_span()) else _UNTRACED
 
 
 @contextmanager

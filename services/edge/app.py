@@ -22,14 +22,14 @@ from libs.telemetry import metrics
 from libs.telemetry.exposition import serving_metrics
 from libs.telemetry.logs import fields
 from services.edge.activity.history import History
-from services.edge.asgi import Application, Bounds, State
+from services.edge.asgi import Application, RequestLimits, State
 from services.edge.batches import routes as batch_routes
 from services.edge.batches.batches import Batches
 from services.edge.batches.context import Context
 from services.edge.batches.files import Files
 from services.edge.batches.manager import Manager
 from services.edge.console import Console
-from services.edge.console.access import name_of
+from services.edge.console.access import origin_name
 from services.edge.credentials import Trust
 from services.edge.intake import reading
 from services.edge.intake.budget import Budget
@@ -38,7 +38,7 @@ from services.edge.jobs import routes as job_routes
 from services.edge.jobs.jobs import JobKind, Jobs
 from services.edge.jobs.objects import JobRecord
 from services.edge.jobs.runner import Mesh
-from services.edge.messages.base import Answer, json_of
+from services.edge.messages.base import Answer, encode_json
 from services.edge.openapi import document
 from services.edge.ports.pages import Pages
 from services.edge.ports.prefix_app import PrefixApp
@@ -98,7 +98,7 @@ class Edge:
                 max_seconds=settings.max_deadline_seconds,
                 kinds=[jobs] if settings.jobs.roots else [],
             )
-            bounds = reading.Bounds(pause_seconds=settings.body_pause_seconds)
+            bounds = reading.BodyLimits(pause_seconds=settings.body_pause_seconds)
             served |= batch_routes.handlers(
                 Files(self.batch_context, bounds), Batches(self.batch_context, self.batches)
             )
@@ -107,16 +107,16 @@ class Edge:
                 served |= job_routes.handlers(Jobs(self.batch_context, settings.jobs, self.batches))
                 routes += job_routes.ROUTES
         table = Table((*ROUTES, *batch_routes.ROUTES, *job_routes.ROUTES))
-        described = json_of(document(routes))
+        described = encode_json(document(routes))
         own_answers: dict[str, Callable[[], Answer]] = {
             "/livez": _alive,
             "/health": _alive,
             "/healthz": _alive,
             "/ping": _alive,
             "/readyz": self._ready,
-            "/v2/health/live": lambda: Answer(json_of({"live": True})),
+            "/v2/health/live": lambda: Answer(encode_json({"live": True})),
             "/v2/health/ready": lambda: Answer(
-                json_of({"ready": self.state.is_ready}), 200 if self.state.is_ready else 503
+                encode_json({"ready": self.state.is_ready}), 200 if self.state.is_ready else 503
             ),
             "/openapi.json": lambda: Answer(described),
             **reference_answers(),
@@ -126,7 +126,7 @@ class Edge:
             hosts=(
                 *settings.hosts,
                 *settings.console_hosts,
-                *map(name_of, settings.console_origins),
+                *map(origin_name, settings.console_origins),
             ),
             origins=settings.origins,
             own_origins=settings.console_origins,
@@ -139,8 +139,8 @@ class Edge:
             lambda: self.aliases.content,
             self.state,
             table=table,
-            bounds=Bounds(
-                reading.Bounds(
+            bounds=RequestLimits(
+                reading.BodyLimits(
                     settings.body_bytes, settings.body_seconds, settings.body_pause_seconds
                 ),
                 settings.deadline_seconds,
@@ -272,7 +272,7 @@ class Edge:
     def _ready(self) -> Answer:
         status = 200 if self.state.is_ready else 503
         return Answer(
-            json_of({"status": "ready" if self.state.is_ready else "no router answers"}), status
+            encode_json({"status": "ready" if self.state.is_ready else "no router answers"}), status
         )
 
 
@@ -378,4 +378,4 @@ def _publish_to_all(
 
 
 def _alive() -> Answer:
-    return Answer(json_of({"status": "ok"}))
+    return Answer(encode_json({"status": "ok"}))

@@ -39,11 +39,11 @@ from services.edge.activity.history import CLIENT_LEFT, Finished
 from services.edge.compression import ENCODINGS, Compression, compress, negotiate_encoding
 from services.edge.credentials import (
     Trust,
-    headers_of,
-    metadata_of,
-    request_id_of,
-    seconds_of,
-    trace_of,
+    decode_headers,
+    read_request_id,
+    read_timeout,
+    router_metadata,
+    trace_metadata,
 )
 from services.edge.intake import reading
 from services.edge.intake.budget import Budget
@@ -99,10 +99,10 @@ class Connected(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class RequestLimits:
     """Limits of a request, as in `Settings`: sizes in bytes, times in seconds."""
 
-    body: reading.Bounds = field(default_factory=reading.Bounds)
+    body: reading.BodyLimits = field(default_factory=reading.BodyLimits)
     deadline_seconds: float = 60.0
     max_deadline_seconds: float = 600.0
 
@@ -166,7 +166,7 @@ class Application:
         state: State,
         *,
         table: Table | None = None,
-        bounds: Bounds | None = None,
+        bounds: RequestLimits | None = None,
         trust: Trust | None = None,
         extra: MutableMapping[str, Callable[[], Answer]] | None = None,
         vocabulary: Vocabulary | None = None,
@@ -178,7 +178,7 @@ class Application:
         self._names = names
         self._state = state
         self._table = table or Table()
-        self._bounds = bounds or Bounds()
+        self._bounds = bounds or RequestLimits()
         self.intake = Intake(state.budget, Callers(routers.tenant), self._bounds.body)
         self._trust = trust or Trust()
         self._extra = dict(extra or {})
@@ -195,7 +195,7 @@ class Application:
             await _send(send, self._extra[scope["path"]](), ())
             return
         connection: Connected | None = scope.get("state", {}).get("connection")
-        exchange = _Exchange(scope["method"], headers_of(scope["headers"]), time.perf_counter())
+        exchange = _Exchange(scope["method"], decode_headers(scope["headers"]), time.perf_counter())
         with connection.answering() if connection is not None else nullcontext():
             try:
                 await self._exchange(exchange, scope, receive, send, connection)
@@ -239,7 +239,7 @@ class Application:
         REQUEST_ID.set(exchange.request_id)
         route, model = self._table.find(exchange.method, scope["path"])
         exchange.route, exchange.dialect = route, route.dialect
-        exchange.request_id = request_id_of(headers, exchange.request_id)
+        exchange.request_id = read_request_id(headers, exchange.request_id)
         REQUEST_ID.set(exchange.request_id)
         exchange.span = traces.http(exchange.method, route.path, headers)
         with traces.entered(exchange.span):
@@ -256,8 +256,8 @@ class Application:
                 if connection is not None and self._trust.certificates
                 else None
             )
-            metadata = metadata_of(headers, exchange.request_id, certificate, self._trust)
-            payer = exchange.payer = self.intake.payer(address_of(scope), metadata)
+            metadata = router_metadata(headers, exchange.request_id, certificate, self._trust)
+            payer = exchange.payer = self.intake.payer(peer_address(scope), metadata)
             # Both the raw and the decoded head are kept while the body arrives.
             await payer.take_head(2 * head_bytes(scope))
             is_whole = connection is not None and connection.is_whole
@@ -269,8 +269,8 @@ class Application:
                         model, query, headers, metadata, receive, self.intake, payer, is_whole
                     )
                 )
-            metadata += trace_of(headers, traces.traceparent_of(exchange.span))
-            seconds = seconds_of(
+            metadata += trace_metadata(headers, traces.format_traceparent(exchange.span))
+            seconds = read_timeout(
                 headers, self._bounds.deadline_seconds, self._bounds.max_deadline_seconds
             )
             deadline = time.monotonic() + seconds
@@ -366,7 +366,7 @@ class Application:
                 is_bulk=True,
             )
             await self.intake.admit(route.decoded(received), payer, is_msgpack=False)
-            metadata += trace_of({}, traces.traceparent_of(exchange.span))
+            metadata += trace_metadata({}, traces.format_traceparent(exchange.span))
             deadline = time.monotonic() + seconds
             answer = await self._ask_mesh(exchange, payer, route, received, metadata, deadline)
         if isinstance(answer, StreamedAnswer):
@@ -563,7 +563,7 @@ def _unexpected_error(exchange: _Exchange) -> HttpError:
     return HttpError("INTERNAL", f"unexpected error; see request {exchange.request_id} in the log")
 
 
-def address_of(scope: Scope) -> str:
+def peer_address(scope: Scope) -> str:
     """Return the peer's address; empty if unknown."""
     client = scope.get("client")
     return client[0] if client is not None else ""

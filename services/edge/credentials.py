@@ -44,7 +44,7 @@ class Trust:
     vouches: bool = False
 
 
-def headers_of(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+def decode_headers(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     """Return the first value of each header by its name in lower case."""
     found: dict[str, str] = {}
     for name, value in raw:
@@ -52,7 +52,7 @@ def headers_of(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     return found
 
 
-def request_id_of(headers: Mapping[str, str], new: str) -> str:
+def read_request_id(headers: Mapping[str, str], new: str) -> str:
     """Return the caller's request id, which is the idempotency key, or `new`. Raises HttpError."""
     given = headers.get(REQUEST_ID_HEADER, "")
     if given and not is_printable(given):
@@ -63,7 +63,7 @@ def request_id_of(headers: Mapping[str, str], new: str) -> str:
     return given or new
 
 
-def seconds_of(headers: Mapping[str, str], default: float, longest: float) -> float:
+def read_timeout(headers: Mapping[str, str], default: float, longest: float) -> float:
     """Return how many seconds the caller waits for the answer. Raises HttpError."""
     for name in TIMEOUTS:
         text = headers.get(name, "")
@@ -80,7 +80,7 @@ def seconds_of(headers: Mapping[str, str], default: float, longest: float) -> fl
     return default
 
 
-def metadata_of(
+def router_metadata(
     headers: Mapping[str, str], request_id: str, certificate: Mapping[str, Any] | None, trust: Trust
 ) -> Metadata:
     """Return the metadata for the router, without the trace; it says that the edge reads answers of
@@ -117,7 +117,7 @@ def metadata_of(
     return tuple(metadata)
 
 
-def trace_of(headers: Mapping[str, str], traceparent: str) -> Metadata:
+def trace_metadata(headers: Mapping[str, str], traceparent: str) -> Metadata:
     """Return the trace context of the edge's span, or else the caller's."""
     found = traceparent or headers.get(TRACEPARENT, "")
     if not found or not is_printable(found):

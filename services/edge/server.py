@@ -68,9 +68,9 @@ _CODING: Final = (
 _BUSY: Final = b"the server is at its limit of unfinished requests: try again"
 _BLANK_LINE: Final = b"\r\n\r\n"
 LINGER_SECONDS: Final = 5.0
-"""How long the rest of an already answered request is read and dropped: closing at once would reset
-the connection before the client has read the answer. It also limits how long a closing connection
-may take to send its remaining data.
+"""Time for which the rest of an already answered request is read and dropped: closing at once would
+reset the connection before the client has read the answer. It also limits how long a closing
+connection may take to send its remaining data.
 """
 MAX_PIPELINED: Final = 64
 """The maximum number of pipelined requests on a connection; each takes some kilobytes."""
@@ -91,7 +91,7 @@ class Limits:
     header_seconds: float = 10.0
     idle_seconds: float = 75.0
     write_seconds: float = 60.0
-    """How long a client may accept no data of an answer."""
+    """Time for which a client may accept no data of an answer."""
 
 
 class _Refusal(Exception):
@@ -142,7 +142,7 @@ class Cycle(RequestResponseCycle):
         if message["type"] == "http.response.start":
             self.response_started = True
             self.waiting_for_100_continue = False
-            self._head = self._head_of(message["status"], list(message.get("headers", ())))
+            self._head = self._encode_head(message["status"], list(message.get("headers", ())))
             if self.chunked_encoding:  # the first chunk may be much later
                 self._write(b"")
         elif message["type"] == "http.response.body":
@@ -172,7 +172,7 @@ class Cycle(RequestResponseCycle):
         if head or data:
             self.transport.write(head + data)
 
-    def _head_of(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
+    def _encode_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         lines = [STATUS_LINE[status]]
         for name, value in self.default_headers + headers:
             lines.append(b"%b: %b\r\n" % (name, value))
@@ -584,7 +584,7 @@ class Server:
         files.
         """
         host, port = parse_address(address)
-        context = context_of(tls) if tls is not None else None
+        context = tls_context(tls) if tls is not None else None
         try:
             found = await asyncio.get_running_loop().getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -606,7 +606,7 @@ class Server:
 
     async def maintain(self, tls: TlsFiles | None) -> None:
         """Update the date header and reload renewed certificates until cancelled."""
-        watched = Watched(_paths(tls), partial(context_of, tls)) if tls is not None else None
+        watched = Watched(_paths(tls), partial(tls_context, tls)) if tls is not None else None
         while True:
             await asyncio.sleep(CERTIFICATE_CHECK_SECONDS)
             self._set_date_header()
@@ -678,7 +678,7 @@ async def serving_http(
         keeping.cancel()
 
 
-def context_of(tls: TlsFiles) -> ssl.SSLContext:
+def tls_context(tls: TlsFiles) -> ssl.SSLContext:
     """Return a context for TLS 1.2 and newer from the current files. Raises InvalidInput that names
     the variable and the file.
     """

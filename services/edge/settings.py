@@ -21,7 +21,7 @@ from services.edge.aliases import watch_aliases
 from services.edge.batches.settings import BatchSettings
 from services.edge.cl100k import installed_cl100k
 from services.edge.compression import Compression
-from services.edge.console.access import name_of
+from services.edge.console.access import origin_name
 from services.edge.jobs.roots import overlap
 from services.edge.jobs.settings import JobSettings
 from services.edge.messages.names import Names
@@ -92,7 +92,7 @@ def _is_origin(text: str) -> bool:
 
 def _is_console_origin(text: str) -> bool:
     try:
-        name_of(text)
+        origin_name(text)
     except ValueError:
         return False
     return True
@@ -158,7 +158,7 @@ class Settings:
     )
     security: Security = setting.group(
         partial(Security.from_env, without=_ROUTERS_CHECK),
-        setting.variables_of(Security, without=_ROUTERS_CHECK),
+        setting.list_variables(Security, without=_ROUTERS_CHECK),
         Security,
         lambda security: security.describe(without=_ROUTERS_CHECK),
     )
@@ -339,7 +339,7 @@ class Settings:
     )
     batches: BatchSettings = setting.group(
         partial(setting.read, BatchSettings),
-        setting.variables_of(BatchSettings),
+        setting.list_variables(BatchSettings),
         BatchSettings,
         lambda batches: {
             f"batches_{name}": value for name, value in setting.describe(batches).items()
@@ -348,11 +348,11 @@ class Settings:
     """The storage of files and batches; none by default."""
     jobs: JobSettings = setting.group(
         partial(setting.read, JobSettings),
-        setting.variables_of(JobSettings),
+        setting.list_variables(JobSettings),
         JobSettings,
         lambda jobs: {f"jobs_{name}": value for name, value in setting.describe(jobs).items()},
     )
-    """Where submitted jobs may read and write; nowhere by default."""
+    """Locations that submitted jobs may read and write; none by default."""
     log_level: setting.LogLevel = setting.log_level()
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import Settings, check_port_is_free, free_port
 from services.local.supervision import launch
 from services.local.supervision.child import Child
-from services.local.supervision.environment import environment_of
+from services.local.supervision.environment import child_environment
 from services.local.supervision.policy import Role, ending
 from services.local.supervision.supervisor import Notify, Supervisor
 from services.local.trust.certificates import (
@@ -39,7 +39,7 @@ from services.local.trust.certificates import (
 from services.local.workplace import Workplace, workplace
 
 MESH_START_SECONDS: Final = 120.0
-"""How long the start may take, even of a worker that imports torch for CUDA from a slow disk."""
+"""Maximum duration of the start, even of a worker that imports torch for CUDA from a slow disk."""
 STOP_ORDER: Final[tuple[Role, ...]] = ("edge", "router", "worker", "scheduler", "redis")
 
 
@@ -147,12 +147,12 @@ def _children(
     children: list[tuple[Role, Child]] = [
         (
             "redis",
-            Child("redis", redis, environment_of("redis", os.environ), place.logs / "redis.log"),
+            Child("redis", redis, child_environment("redis", os.environ), place.logs / "redis.log"),
         )
     ]
     for role, name, command, extra in services:
         variables = (
-            environment_of(role, os.environ)
+            child_environment(role, os.environ)
             | {"SHOAL_METRICS_ADDRESS": metrics.get(name, "")}
             | common
             | extra

@@ -36,14 +36,14 @@ class Settings:
     compete for cores.
     """
     models: str = ""
-    """As SHOAL_MODELS of the worker: `org/name=/path` entries and roots `<root>/<org>/<name>`,
-    separated by colons.
+    """The value of SHOAL_MODELS of the worker: `org/name=/path` entries and roots
+    `<root>/<org>/<name>`, separated by colons.
     """
     stores: str = ""
-    """As SHOAL_STORES of the worker: the sources of models that no folder has."""
+    """The value of SHOAL_STORES of the worker: the sources of models that no folder has."""
     dtype: str = "auto"
     device: str = "auto"
-    """As SHOAL_DEVICE of the worker, which stays as it is with "auto"."""
+    """The value of SHOAL_DEVICE of the worker, which is not changed by "auto"."""
     accelerators: tuple[str, ...] = ()
     """One accelerator per worker, by its name in CUDA_VISIBLE_DEVICES: each worker sees only its
     own.
@@ -54,8 +54,8 @@ class Settings:
     """
     has_scheduler: bool = False
     metrics_address: str = ""
-    """Where the metrics of all processes are one page, host:port; port 0: a free one. Empty:
-    nowhere.
+    """Address of the page with the metrics of all processes, host:port; port 0: a free one. Empty:
+    none.
     """
     keep_logs: Path | None = None
     """The folder for logs. None: a temporary one, removed with the mesh unless the mesh fails."""

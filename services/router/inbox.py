@@ -49,7 +49,7 @@ class Inbox:
         while True:
             try:
                 async for parts in self._lanes.streamed_texts():
-                    for part in worker_pb2.WrittenRequest.FromString(parts).texts:
+                    for part in worker_pb2.DeltasRequest.FromString(parts).deltas:
                         self._dispatcher.streamed(part)
             except NoCapacity:
                 await asyncio.sleep(LISTEN_SECONDS)

@@ -350,13 +350,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> PendingRequest:
         lane = context.lane
         with traces.sending(traces.lane_name(lane.pool, lane.model, lane.adapter)) as span:
-            traceparent, written_to = (
-                traces.traceparent_of(span),
+            traceparent, stream_to = (
+                traces.format_traceparent(span),
                 "" if streamed is None else self._router_id,
             )
             plan = await _maybe_in_thread(
                 len(call.body),
-                partial(_plan, request, call, context, price, traceparent, written_to),
+                partial(_plan, request, call, context, price, traceparent, stream_to),
             )
             span.set_attribute("messaging.batch.message_count", len(plan.jobs))
             on_answer: Callable[[int], None] = (
@@ -419,7 +419,7 @@ def _plan(
     context: AdmissionContext,
     price: _Price,
     traceparent: str,
-    written_to: str,
+    stream_to: str,
 ) -> Plan:
     """Split an admitted request into jobs. Pure."""
     lane = context.lane
@@ -443,7 +443,7 @@ def _plan(
         call.tenant,
         weight,
         traceparent,
-        written_to,
+        stream_to,
         share,
         price.budgets,
         price.max_chunks,

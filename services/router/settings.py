@@ -90,7 +90,7 @@ class Settings:
     queue_slots: int = queue_slots_setting()
     routes: Watched[Routes] = setting.group(
         RoutingFiles.watch,
-        setting.variables_of(RoutingFiles),
+        setting.list_variables(RoutingFiles),
         lambda: Watched.fixed(Routes()),
         lambda routes: _describe_routes(routes.content),
     )

@@ -46,7 +46,7 @@ plan.
 """
 RECONNECT_SECONDS: Final = 0.2
 SENT_MS: Final = 60_000
-"""How long a sent order is remembered."""
+"""Time for which a sent order is remembered."""
 FENCE_BITS: Final = 32
 """The low bits of a plan's number count the leader's plans; the high bits are its fencing
 number.

@@ -1,7 +1,7 @@
 """Autoscaling: compute how many workers a pool should have, by the formula of docs/scaling.md with
 hysteresis. Pure.
 
-1. `need_of` computes the need at one moment.
+1. `compute_need` computes the need at one moment.
 2. `Track` turns a series of needs into a number that rises at once and falls late.
 3. `Demand` keeps one for every pool, updated by `control.py` with every snapshot of the mesh.
 
@@ -35,7 +35,7 @@ HOLD_SECONDS: Final = 300.0
 HOLD_STARTS: Final = 5.0
 """Scale-down needs this time, and this number of cold starts, without a need for more."""
 FIND_SECONDS: Final = 10.0
-"""By this time after its start a scheduler has seen every worker that was present."""
+"""Time after its start in which a scheduler sees every worker that is present."""
 MISSED_HEARTBEATS_MS: Final = 6_000
 """A worker that has been silent for this time (three heartbeats) counts as lost, before the
 registry forgets it.
@@ -50,7 +50,7 @@ HOT_LOADS: Final = 10.0
 its load time.
 """
 FORGET_SECONDS: Final = 3600.0
-"""How long unused pools and callers' options are remembered."""
+"""Time for which unused pools and callers' options are remembered."""
 MAX_OPTIONS: Final = 256
 _EPSILON: Final = 1e-9
 
@@ -96,9 +96,11 @@ class PoolInput:
     pool: str
     at: float
     cold_start_seconds: float
-    """From the request for another worker to its first heartbeat."""
+    """Time from the request for another worker to its first heartbeat."""
     first_ready_seconds: float
-    """Until the first starting worker should be present; a whole cold start if none is starting."""
+    """Time until the first starting worker should be present; a whole cold start if none is
+    starting.
+    """
     models: tuple[ModelWork, ...] = ()
     ready: int = 0
     starting: int = 0
@@ -198,7 +200,7 @@ class PoolDemand:
         return self.input.live == 0 and self.input.queued_tokens > 0
 
 
-def need_of(pool: PoolInput, goals: Goals, wanted_elsewhere: float = 0.0) -> Need:
+def compute_need(pool: PoolInput, goals: Goals, wanted_elsewhere: float = 0.0) -> Need:
     """Compute the formula of docs/scaling.md for one moment.
 
     A pool that was idle for longer than it is kept warm needs nothing, though the averages of its
@@ -336,7 +338,7 @@ class Demand:
         self.at: float | None = None
         """The time of the last snapshot; None before the first."""
         self.demands: Mapping[str, PoolDemand] = {}
-        """By pool."""
+        """Demands by pool."""
         self._began = 0.0
         self._pools: dict[str, _Pool] = {}
         self._arrivals = Arrivals()
@@ -433,7 +435,7 @@ class Demand:
         pool, spec = self._pools[name], self.specs.spec(name)
         seen, goals = pool.input, Goals.combine(spec, options)
         hold_seconds = max(HOLD_SECONDS, HOLD_STARTS * seen.cold_start_seconds)
-        need = need_of(seen, goals, pool.wanted_elsewhere)
+        need = compute_need(seen, goals, pool.wanted_elsewhere)
         # A scheduler that has just started does not know the earlier answers. It keeps the workers
         # that it finds (later ones it has requested itself), unless a leader has published its
         # number.
@@ -475,18 +477,18 @@ class Demand:
         usable = spec.memory_bytes or _mean([worker.memory_bytes for worker in workers])
         models = [
             self._work(spec, model, lanes, reading, elapsed)
-            for model, lanes in reading.lanes_of(name)
+            for model, lanes in reading.served_lanes(name)
         ]
         arrivals = {
             model: self._last_arrival(lanes, reading.fleet.now_ms)
-            for model, lanes in reading.lanes_of(name)
+            for model, lanes in reading.served_lanes(name)
         }
         pool.last_arrival = max(
             [moment for moment in (pool.last_arrival, *arrivals.values()) if moment is not None],
             default=None,
         )
         hot = [work.model for work in models if self._is_hot(work, arrivals[work.model], reading)]
-        sizes = [reading.bytes_of(model) for model in hot]
+        sizes = [reading.model_bytes(model) for model in hot]
         return PoolInput(
             pool=name,
             at=at,
@@ -513,7 +515,7 @@ class Demand:
             self._speeds.measured(spec.name, model, measured, is_loaded=queued > 0, seconds=elapsed)
         rate = sum((self._arrivals.rate(lane.lane) for lane in lanes), Rate())
         speed = self._speeds.estimate(
-            spec.name, model, reading.device(spec), reading.bytes_of(model)
+            spec.name, model, reading.device(spec), reading.model_bytes(model)
         )
         return ModelWork(model, queued, sum(lane.leased_tokens for lane in lanes), rate, speed)
 
@@ -544,7 +546,7 @@ class Demand:
         pool = self._pools.get(primary)
         if pool is None:
             return 0.0
-        need = need_of(pool.input, Goals.combine(self.specs.spec(primary), Options()))
+        need = compute_need(pool.input, Goals.combine(self.specs.spec(primary), Options()))
         return max(
             0.0, need.workers - need.lost - pool.input.ready - pool.starts.young(pool.input.at)
         )
@@ -598,7 +600,7 @@ class _Reading:
         """Return the pools that a worker or a lane names."""
         return {*self.seen, *self._lanes}
 
-    def lanes_of(self, pool: str) -> list[tuple[str, list[LaneGauges]]]:
+    def served_lanes(self, pool: str) -> list[tuple[str, list[LaneGauges]]]:
         """Return the pool's lanes by model, without models that it cannot serve: more workers would
         not help them.
         """
@@ -622,7 +624,7 @@ class _Reading:
         """
         return average_speed(self.seen[pool].speeds.get(model, ()))
 
-    def bytes_of(self, model: str) -> int:
+    def model_bytes(self, model: str) -> int:
         """Return the model's bytes on a device, by the largest copy, else by its card; 0:
         unknown.
         """

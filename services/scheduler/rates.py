@@ -148,8 +148,8 @@ class Speeds:
         self._known[pool, model] = tokens_per_second
 
     def estimate(self, pool: str, model: str, device: str, weight_bytes: int) -> float:
-        """Return the speed, above 0: measured, else assumed for the device and the size (0:
-        unknown).
+        """Return tokens per second, above 0: measured, else assumed for the device and the model's
+        size (0: unknown).
         """
         return self._known.get((pool, model)) or assumed_speed(device, weight_bytes)
 

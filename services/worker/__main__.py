@@ -24,10 +24,10 @@ log = logging.getLogger("services.worker")
 _HEAPS = 2
 _COMPILED_PRODUCTS = "256"
 _SWITCH_INTERVAL_SECONDS = 0.0002
-"""How long a thread may hold the interpreter lock while another waits; Python's default is 5 ms. An
-eager forward pass on a GPU releases the lock with each of its 220 to 450 launches and must get it
-back while the event loop is busy with callers. A forward pass on a CPU does so about 24 times and
-keeps the default, with fewer switches.
+"""Time for which a thread may hold the interpreter lock while another waits; Python's default is 5
+ms. An eager forward pass on a GPU releases the lock with each of its 220 to 450 launches and must
+get it back while the event loop is busy with callers. A forward pass on a CPU does so about 24
+times and keeps the default, with fewer switches.
 """
 
 

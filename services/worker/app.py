@@ -37,7 +37,7 @@ from services.worker.jobs.pulling.preparing import MAX_AWAY, MAX_SLOW_AWAY, Prep
 from services.worker.jobs.pulling.puller import Puller
 from services.worker.jobs.waste import Waste
 from services.worker.machine.device import Device
-from services.worker.machine.notice import Source, grace_left, noticed, source_of, stops_at
+from services.worker.machine.notice import Source, grace_left, noticed, parse_source, stops_at
 from services.worker.memory.files import ModelFiles
 from services.worker.memory.residency import Residency
 from services.worker.mesh.link import Identity, Link
@@ -51,12 +51,12 @@ log = logging.getLogger(__name__)
 HEALTH_NAME: Final = "worker"
 
 _HAND_BACK_SECONDS: Final = 3.0
-"""How long returning unfinished jobs may take at shutdown. After that their leases expire."""
+"""Maximum time to return unfinished jobs at shutdown. After that their leases expire."""
 
 _GOODBYE_SECONDS: Final = 2.0
 
 _RELIEF_SECONDS: Final = 5.0
-"""How long the device thread waits for the eviction of an idle model when memory runs out."""
+"""Time for which the device thread waits for the eviction of an idle model when memory runs out."""
 
 
 def run_until_signalled(settings: Settings, device: Device) -> None:
@@ -167,7 +167,7 @@ class Worker:
         self._stop = stop
         self._loop = asyncio.get_running_loop()
         self._grace_seconds = settings.grace_seconds
-        self._spot = source_of(settings.spot)
+        self._spot = parse_source(settings.spot)
         self._gone_at: float | None = None
         self._tasks = tasks
         self._pull_again = asyncio.Event()

@@ -68,7 +68,7 @@ async def test_change_of_another_revision_is_refused(store: AliasStore, other: A
     assert await store.remove("docs", expect_revision=second) > second
 
 
-async def test_repeated_change_whose_answer_was_lost_succeeds(store: AliasStore) -> None:
+async def test_repeated_change_after_a_lost_answer_succeeds(store: AliasStore) -> None:
     first = await store.set(docs(), expect_revision=0)
     moved = await store.set(docs(NEW), expect_revision=first)
     assert await store.set(docs(NEW), expect_revision=first) == moved

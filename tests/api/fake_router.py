@@ -47,7 +47,7 @@ MAX_CHARACTERS = 50
 """Length limit of a text that may not be truncated."""
 BROKEN = "org/broken"
 """A model that cannot be loaded."""
-COMING = "org/coming"
+DOWNLOADING = "org/downloading"
 """A model that one worker has downloaded 43 % of, and another nothing yet."""
 
 
@@ -556,7 +556,9 @@ def _coming() -> models_pb2.Model:
         )
         for number, done in enumerate((43 << 20, 0))
     ]
-    return models_pb2.Model(model=COMING, state=models_pb2.MODEL_STATE_DOWNLOADING, places=places)
+    return models_pb2.Model(
+        model=DOWNLOADING, state=models_pb2.MODEL_STATE_DOWNLOADING, places=places
+    )
 
 
 class _Models(models_pb2_grpc.ModelServiceServicer):
@@ -578,7 +580,7 @@ class _Models(models_pb2_grpc.ModelServiceServicer):
         self, request: models_pb2.GetModelRequest, context: Any
     ) -> models_pb2.GetModelResponse:
         self._router.begin_call("GetModel", request, context)
-        if request.model == COMING:
+        if request.model == DOWNLOADING:
             return models_pb2.GetModelResponse(model=_coming())
         if request.model != MODEL:
             refuse(
@@ -610,7 +612,7 @@ class _Models(models_pb2_grpc.ModelServiceServicer):
     ) -> models_pb2.PinModelResponse:
         """A model that no worker has in memory is not pinned, as a router does it."""
         self._router.begin_call("PinModel", request, context)
-        is_absent = request.model == COMING
+        is_absent = request.model == DOWNLOADING
         state = models_pb2.MODEL_STATE_COLD if is_absent else models_pb2.MODEL_STATE_RESIDENT
         return models_pb2.PinModelResponse(
             model=_model(request.model, state, pinned=request.pinned and not is_absent)

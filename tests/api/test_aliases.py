@@ -139,7 +139,7 @@ async def test_change_by_another_caller_is_not_overwritten(
     assert router.aliases["docs"].model == MODEL
 
 
-async def test_result_says_what_the_alias_stood_for(router: FakeRouter, connect: Connect) -> None:
+async def test_result_names_the_model_of_the_alias(router: FakeRouter, connect: Connect) -> None:
     client = connect(router.address, request_items=2)
     router.aliases["docs"] = aliases_pb2.Alias(name="docs", model=OLD, next_model=NEW, revision=7)
     result = await client.do("encode", "docs", ["a", "b", "c"])

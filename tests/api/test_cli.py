@@ -36,7 +36,7 @@ from shoal.status import Model, ModelPlace
 from shoal.v1 import inference_pb2 as pb
 
 from tests.api.conftest import Run
-from tests.api.fake_router import COMING, MODEL, FakeRouter, Refusal, vector_of
+from tests.api.fake_router import DOWNLOADING, MODEL, FakeRouter, Refusal, vector_of
 
 
 def test_encode_arguments_to_a_table(run: Run) -> None:
@@ -505,10 +505,10 @@ def test_drawing_that_cannot_be_made(run: Run, router: FakeRouter, tmp_path: Pat
 
 def test_download_shows_how_far_it_is(run: Run) -> None:
     assert "downloading 43 %" in run("models").out
-    shown = run("models", "show", COMING).out
+    shown = run("models", "show", DOWNLOADING).out
     assert "downloading 43 %" in shown
     assert "downloading 43.0 MiB of 100.0 MiB" in shown
-    place = run("models", "show", COMING, "--json").json()["places"][0]
+    place = run("models", "show", DOWNLOADING, "--json").json()["places"][0]
     assert (place["state"], place["downloaded_bytes"], place["download_bytes"]) == (
         "downloading",
         43 << 20,
@@ -521,7 +521,7 @@ def test_models(run: Run, router: FakeRouter) -> None:
     assert MODEL in table
     assert "[no] tensor 'a.b'" in table
     listed = json.loads(run("models", "--json").out)
-    assert [model["model"] for model in listed] == ["org/broken", COMING, MODEL]
+    assert [model["model"] for model in listed] == ["org/broken", DOWNLOADING, MODEL]
     assert json.loads(run("models", "list", "--json").out) == listed
     described = run("models", "show", MODEL).out
     assert [wanted in described for wanted in ("bfloat16", "org/lora", "64.0 MiB")] == [True] * 3
@@ -532,8 +532,8 @@ def test_models(run: Run, router: FakeRouter) -> None:
     assert "pinned" in run("models", "pin", MODEL).err
     assert "pinned" not in run("models", "unpin", MODEL).err
     assert [call.method for call in router.calls[-2:]] == ["PinModel", "PinModel"]
-    cold = run("models", "pin", COMING).err
-    assert f"nothing is pinned: `shoal models load {COMING}` first" in cold
+    cold = run("models", "pin", DOWNLOADING).err
+    assert f"nothing is pinned: `shoal models load {DOWNLOADING}` first" in cold
     assert "nothing is pinned" not in run("models", "pin", MODEL).err
 
 
@@ -1017,7 +1017,7 @@ def test_interrupted_lines_are_kept_and_resumed(
     ran = run("encode", MODEL, "-i", numbered, "-o", output, "--resume")
     assert ran.code == 0, ran.err
     assert "172 texts, " in ran.err
-    assert "128 texts before them were there already" in ran.err
+    assert "128 texts before them were already in the file" in ran.err
     assert [row["text"] for row in lines_of(output)] == [f"text {number}" for number in range(300)]
     assert [row["dense"] for row in lines_of(output)] == [
         vector_of(f"text {number}").tolist() for number in range(300)

@@ -49,7 +49,7 @@ def test_aliases_are_set_listed_and_removed(run: Run, router: FakeRouter) -> Non
     assert "no alias docs" in ran.err
 
 
-def test_answer_says_what_the_alias_stood_for(run: Run, set_alias: SetAlias) -> None:
+def test_answer_names_the_model_of_the_alias(run: Run, set_alias: SetAlias) -> None:
     set_alias(OLD, next_model=NEW)
     answer = run("encode", "docs", "a text", "--json").json()
     assert answer["model"] == "docs"

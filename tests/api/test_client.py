@@ -1,4 +1,4 @@
-"""What both clients do, against a real gRPC server."""
+"""Both clients, against a real gRPC server."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from shoal.cli import main, model_names
 from typer.testing import CliRunner
 
-from tests.api.fake_router import COMING, MODEL, FakeRouter
+from tests.api.fake_router import DOWNLOADING, MODEL, FakeRouter
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_models_of_the_mesh_and_of_local_folders_are_completed(
     complete: Complete, words: str
 ) -> None:
     names, errors = complete(words)
-    assert names == {MODEL, COMING, *LOCAL}, "without the model that failed"
+    assert names == {MODEL, DOWNLOADING, *LOCAL}, "without the model that failed"
     assert errors == ""
     assert complete(words + MODEL[:-2]) == ({MODEL}, "")
 

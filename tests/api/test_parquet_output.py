@@ -63,7 +63,7 @@ def test_objects_and_lists_become_json(router: FakeRouter, tmp_path: Path) -> No
 
 
 def test_invalid_text_is_refused_before_any_request(router: FakeRouter, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no valid Unicode"):
+    with pytest.raises(InputError, match="not valid Unicode"):
         write(router, tmp_path / "out.parquet", records({"m": "\ud800"}))
     assert router.calls == []
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What `shoal top` makes of looks at the mesh, and how it draws that. Pure."""
+"""The rates and tables that `shoal top` computes from snapshots of the mesh. Pure."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_one_pool_of_several() -> None:
         0.0,
     )
     assert [one.model for one in whole.models] == [LONG, "org/far"]
-    part = whole.of_pool("gpu")
+    part = whole.for_pool("gpu")
     assert [one.pool for one in part.pools] == ["gpu"]
     assert [one.worker_id for one in part.workers] == ["b"]
     assert [one.pool for one in part.lanes] == ["gpu"]

@@ -24,8 +24,8 @@ from tests.support.waiting import wait_until
 
 COUNT = 1200
 TEXTS = [f"text {number} of some" for number in range(COUNT)]
-"""In one request they are expected to be large; the router's vectors are short, and it makes small
-messages of them.
+"""Texts for one request of which the client expects a large answer; the router's vectors are short,
+so its messages are small.
 """
 ALL = ["dense", "sparse", "multi_vector"]
 QUICK = shoal.RetryPolicy(first_delay=0.01, longest_delay=0.05)
@@ -106,8 +106,8 @@ async def test_small_response_is_one_message(connect: Connect, router: FakeRoute
 async def test_stream_that_breaks_is_asked_for_again_as_a_whole(
     connect: Connect, router: FakeRouter
 ) -> None:
-    """Before its first message and after it, where Encode would be: the router is gone, or says
-    that it may be repeated.
+    """The stream is repeated before its first message and after it, as Encode is: the router is
+    gone, or allows a retry.
     """
     lost = Refusal(grpc.StatusCode.UNAVAILABLE)
     router.refusals = [lost, Refusal(grpc.StatusCode.UNAVAILABLE, "DRAINING", retry_after=0.01)]

@@ -1,5 +1,5 @@
-"""What clients show to routers and whom they believe: certificates and tokens that change under
-way, secrets that stay secret.
+"""Credentials of clients and trust in routers: certificates and tokens that change during use,
+secrets that stay secret.
 """
 
 from __future__ import annotations

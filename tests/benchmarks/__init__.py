@@ -1,1 +1,1 @@
-"""What benchmarks compute and claim; the measurements themselves are not run here."""
+"""Tests of the computations and claims of benchmarks; the measurements are not run here."""

@@ -1,4 +1,4 @@
-"""What `benchmarks/images` measures: both engines on one small model."""
+"""`benchmarks/images` measures both engines on one small model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What `make bench` makes of its measurements: shares of texts, rates of streams, ratios and
-targets.
-"""
+"""`make bench` computes shares of texts, rates of streams, ratios and targets."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from benchmarks.common.report import (
     Target,
     Turn,
     Usage,
-    of_forward,
+    forward_shares,
     print_report,
     targets,
     to_json,
@@ -107,7 +105,7 @@ async def test_closed_loops_send_every_text() -> None:
 
 
 def test_mesh_is_compared_with_the_forward_of_the_same_run() -> None:
-    assert of_forward(mesh("1 x all", 1.0)) == (1.0, 0.5)
+    assert forward_shares(mesh("1 x all", 1.0)) == (1.0, 0.5)
 
 
 def test_usage_of_a_text() -> None:

@@ -156,7 +156,7 @@ def test_pause_and_cancel_leave_requests_for_the_running_process(
     assert "the job is cancelled already" in run("cancel", out)[2]
 
 
-def test_requests_in_object_stores_say_what_is_not_known(
+def test_requests_in_object_stores_report_unknown_states(
     run: Run, files: list[object], tmp_path: Path
 ) -> None:
     run("run", "encode", MODEL, *files, "--max-failed", 0)
@@ -257,7 +257,7 @@ def _made(folder: Path) -> Folder:
     return Folder(folder)
 
 
-def test_unusable_arguments_say_what_to_do(
+def test_unusable_arguments_are_refused_with_advice(
     run: Run, files: list[object], source: Path, tmp_path: Path, nobody: str
 ) -> None:
     for arguments, problem in [

@@ -15,8 +15,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import parquet
 from shoal.bulk import inputs, places
 from shoal.bulk.failures import JobError, StorageError
-from shoal.bulk.inputs import Chunk, source_of
-from shoal.bulk.matching import input_of
+from shoal.bulk.inputs import Chunk, open_source
+from shoal.bulk.matching import find_input
 from shoal.bulk.places import Folder
 from shoal.bulk.spec import Recipe
 
@@ -83,7 +83,7 @@ def put(source: Path) -> str:
 
 
 def read(uri: str, made: Recipe) -> list[Chunk]:
-    return list(source_of(input_of(uri), made).chunks(lambda number: True))
+    return list(open_source(find_input(uri), made).chunks(lambda number: True))
 
 
 def texts_of(values: list[bytes | None], *, dictionary: bool = False) -> pyarrow.Array:
@@ -124,7 +124,7 @@ def test_queries_that_are_not_utf8_are_problems_of_their_rows(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("TSV", "\t")])
 async def test_rows_of_tables_are_texts(tmp_path: Path, suffix: str, delimiter: str) -> None:
-    """Cells may have line breaks; blank lines are no rows, and rows that cannot be read fail."""
+    """Cells may have line breaks; blank lines are ignored, and rows that cannot be read fail."""
     rows = [
         '"id",text,other',
         '1,"a, text\nof ""two"" lines",x',
@@ -199,7 +199,7 @@ def test_store_that_stays_unreachable_is_named(
         local.write_text("id,text\n" + "".join(f"{n},text {n}\n" for n in range(ROWS)))
     else:
         write_lines(local, [{"id": n, "text": f"text {n}"} for n in range(ROWS)])
-    chunks = source_of(input_of(put(local)), recipe()).chunks(lambda number: True)
+    chunks = open_source(find_input(put(local)), recipe()).chunks(lambda number: True)
     assert next(chunks).number == 0
     store.is_down = True
     with pytest.raises(StorageError, match=rf"failing://inputs/in\.{suffix} .*connection reset"):
@@ -216,7 +216,7 @@ def test_input_that_cannot_be_opened_is_named(
 
     monkeypatch.setattr(store, "_open", refuse)
     with pytest.raises(StorageError, match=r"failing://inputs/in\.jsonl .*no route to host"):
-        source_of(input_of(uri), recipe())
+        open_source(find_input(uri), recipe())
 
 
 class FailingDisk(io.RawIOBase):
@@ -232,7 +232,9 @@ class FailingDisk(io.RawIOBase):
 def test_failed_read_of_a_local_file_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = source_of(input_of(str(write_lines(tmp_path / "in.jsonl", [{"text": "a"}]))), recipe())
+    source = open_source(
+        find_input(str(write_lines(tmp_path / "in.jsonl", [{"text": "a"}]))), recipe()
+    )
     monkeypatch.setattr(inputs, "opened", lambda uri: FailingDisk())
     with pytest.raises(StorageError, match=r"in\.jsonl cannot be read: .*Input/output error"):
         list(source.chunks(lambda number: True))

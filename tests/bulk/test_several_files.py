@@ -15,7 +15,7 @@ from pyarrow import parquet
 from shoal.bulk import inputs, matching, places
 from shoal.bulk.engine import create
 from shoal.bulk.failures import InputChanged, JobError
-from shoal.bulk.matching import input_of
+from shoal.bulk.matching import find_input
 from shoal.bulk.places import Folder
 from shoal.bulk.spec import Limits, Recipe
 
@@ -132,21 +132,21 @@ def test_inputs_that_cannot_be_joined_are_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(JobError, match="has no files that end in"):
-        input_of(f"{folder}/*.jsonl")
+        find_input(f"{folder}/*.jsonl")
     (tmp_path / "notes.txt").touch()
     with pytest.raises(JobError, match=r"notes\.txt must end in"):
-        input_of(f"{tmp_path}/*.txt")
+        find_input(f"{tmp_path}/*.txt")
     other = folder / "year=5"
     other.mkdir()
     write_lines(other / "docs.jsonl", [{"text": "a"}])
     with pytest.raises(JobError, match="has files of several formats, JSON lines and Parquet"):
-        input_of(str(folder))
+        find_input(str(folder))
     parquet.write_table(pyarrow.table({"id": [1], "text": ["a"]}), other / "docs.parquet")
     with pytest.raises(JobError, match=r"'id' of .*year=5.* type int64, and of .*year=0.* string"):
-        inputs.source_of(input_of(f"{folder}/*/*.parquet"), recipe())
+        inputs.open_source(find_input(f"{folder}/*/*.parquet"), recipe())
     monkeypatch.setattr(matching, "MAX_INPUT_FILES", 4)
     with pytest.raises(JobError, match="has 5 files, and at most 4 are allowed"):
-        input_of(f"{folder}/*/*.parquet")
+        find_input(f"{folder}/*/*.parquet")
 
 
 @pytest.mark.parametrize("pattern", ["", "/*/docs.parquet"])
@@ -171,7 +171,7 @@ def test_texts_may_have_different_arrow_types(tmp_path: Path) -> None:
     for number, kind in enumerate(kinds):
         values = pyarrow.array([f"text {number}"]).cast(kind)
         parquet.write_table(pyarrow.table({"text": values}), tmp_path / f"{number}.parquet")
-    source = inputs.source_of(input_of(str(tmp_path)), Recipe("encode", "org/small"))
+    source = inputs.open_source(find_input(str(tmp_path)), Recipe("encode", "org/small"))
     (chunk,) = source.chunks(lambda number: True)
     assert chunk.texts == ["text 0", "text 1", "text 2"]
 
@@ -181,14 +181,14 @@ def test_pattern_reads_each_visible_file_once(folder: Path) -> None:
     (folder / "loop").symlink_to(folder)
     (folder / "_temporary").mkdir()
     shutil.copy(folder / "year=0" / "docs.parquet", folder / "_temporary" / "docs.parquet")
-    found = input_of(f"{folder}/**/*.parquet").files
+    found = find_input(f"{folder}/**/*.parquet").files
     assert [file.uri for file in found] == [f"{folder}/year={n}/docs.parquet" for n in range(4)]
 
 
 def test_file_with_a_wildcard_in_its_name_is_no_pattern(tmp_path: Path) -> None:
     path = tmp_path / "docs[1].jsonl"
     write_lines(path, [{"text": "a"}])
-    assert [file.uri for file in input_of(str(path)).files] == [str(path)]
+    assert [file.uri for file in find_input(str(path)).files] == [str(path)]
 
 
 @pytest.mark.parametrize("name", ["", "out"])
@@ -213,9 +213,9 @@ def test_objects_may_have_wildcards_in_their_names(uri: str) -> None:
     files = fsspec.filesystem("memory")
     files.pipe_file("/brackets/docs[1].jsonl", b'{"text": "a"}\n')
     try:
-        (file,) = input_of(uri).files
+        (file,) = find_input(uri).files
         assert file.uri == "memory:///brackets/docs[1].jsonl" or file.uri == uri
-        source = inputs.source_of(input_of(uri), Recipe("encode", "org/small"))
+        source = inputs.open_source(find_input(uri), Recipe("encode", "org/small"))
         assert [chunk.texts for chunk in source.chunks(lambda number: True)] == [["a"]]
     finally:
         files.rm("/brackets", recursive=True)
@@ -227,7 +227,7 @@ def test_folders_of_a_pattern_may_have_brackets(tmp_path: Path, pattern: str) ->
     (home / "sub1").mkdir(parents=True)
     for name in ("docs1.jsonl", "sub1/docs.jsonl"):
         write_lines(home / name, [{"text": name}])
-    found = [file.uri for file in input_of(f"{home}/{pattern}").files]
+    found = [file.uri for file in find_input(f"{home}/{pattern}").files]
     expected = {
         "*.jsonl": ["docs1.jsonl"],
         "**/*.jsonl": ["docs1.jsonl", "sub1/docs.jsonl"],

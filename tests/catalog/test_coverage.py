@@ -11,12 +11,12 @@ import pytest
 from libs.catalog import coverage
 from libs.catalog.cards import read_catalog
 from libs.errors import InvalidInput, ModelBroken
-from libs.kinds.image_writer.card import MODEL_TYPES as IMAGE_WRITERS
+from libs.kinds.generative.card import SEQUENCE_TO_SEQUENCE
+from libs.kinds.image_generative.card import MODEL_TYPES as IMAGE_GENERATIVE
 from libs.kinds.images.card import DETECTORS, IMAGES_ALONE, TEXTS_AND_IMAGES
 from libs.kinds.registry import NAMES
 from libs.kinds.static.card import FAMILIES as STATIC
 from libs.kinds.vision_language.card import MODEL_TYPES as VISION_LANGUAGE
-from libs.kinds.writer.card import SEQUENCE_TO_SEQUENCE
 from libs.models.text.registry import model_types
 
 CATALOGUE = Path(__file__).parent / "catalogue.txt"
@@ -35,7 +35,7 @@ def test_cards_name_families_and_kinds_that_are_served() -> None:
             assert row.kind in NAMES, row
             families = {
                 "images": images,
-                "writer": {*IMAGE_WRITERS, *SEQUENCE_TO_SEQUENCE, *model_types()},
+                "generative": {*IMAGE_GENERATIVE, *SEQUENCE_TO_SEQUENCE, *model_types()},
             }.get(row.kind, {*model_types(), *STATIC})
             assert set(row.family.split(" or ")) <= families, row
 
@@ -45,7 +45,7 @@ def test_image_models_are_of_an_image_kind_or_not_served() -> None:
         line.split()[0] for line in CATALOGUE.read_text().splitlines() if "image" in line.split()[1]
     }
     for row in coverage.rows():
-        sees = row.kind == "images" or (row.kind == "writer" and row.family in IMAGE_WRITERS)
+        sees = row.kind == "images" or (row.kind == "generative" and row.family in IMAGE_GENERATIVE)
         assert sees == (row.model in pictures and row.status != "not yet"), row
 
 

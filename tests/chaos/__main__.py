@@ -26,7 +26,7 @@ def main(
     target: Annotated[
         driver.Target,
         typer.Option(
-            help="What is harmed: `processes` of a whole mesh, or the children of one `shoal up`"
+            help="The target: `processes` of a whole mesh, or the children of one `shoal up`"
         ),
     ] = "processes",
     redis: Annotated[

@@ -67,7 +67,7 @@ class Settings:
     patient_seconds: float = PATIENT_SECONDS
     """The deadline of all requests that are not hasty."""
     clients: int = 2
-    """Of each tenant."""
+    """Number of clients of each tenant."""
     target: Target = "processes"
     """The target of faults: processes that the run starts itself, or the children of one `shoal
     up`, which only `shoal up` restarts.
@@ -330,7 +330,7 @@ async def _fairness(stage: Stage, observer: Observer, clients: Clients) -> list[
     try:
         unfair = await _order(observer, len(asking))
     except (TimeoutError, RedisError, OSError) as error:
-        unfair = [f"I7: there was no backlog to look at: {error!r}"]
+        unfair = [f"I7: no backlog was measured: {error!r}"]
     finally:
         stage.cluster.resume(stage.cluster.workers)
         failed = [

@@ -1,4 +1,4 @@
-"""How each kind of fault is done and undone, and when the mesh has recovered from it.
+"""Injection and repair of each kind of fault, and the moment at which the mesh has recovered.
 
 A fault is a coroutine: the part before its `yield` harms the mesh, the part after it repairs the
 damage that does not recover by itself, and returns once the mesh has recovered.
@@ -22,7 +22,7 @@ from shoal.errors import Unavailable
 
 from libs.fleet import Fleet
 from libs.queue.connection.client import ANSWER_SECONDS
-from libs.queue.keys import slot_of
+from libs.queue.keys import slot_number
 from tests.chaos import models
 from tests.chaos.links import CUT, PASS, Way, narrow, silent, slow
 from tests.chaos.plan import EVERYBODY, LEADER, Planned
@@ -51,7 +51,7 @@ _NODE_KINDS: Final = (
 )
 _MOVED_KEYS: Final = (
     *(
-        f"{{{slot_of(model, QUEUE_SLOTS)}}}"
+        f"{{{slot_number(model, QUEUE_SLOTS)}}}"
         for model in (models.DENSE, models.OTHER_DENSE, models.CLASSIFIER, models.WRITER)
     ),
     "{fleet}",
@@ -61,7 +61,9 @@ _MOVED_KEYS: Final = (
 """The hash slots that move: those of the lanes, that of the workers and two without jobs."""
 
 Count = str
-"""From when a recovery is counted: "begin", "back" (Redis answers again) or "end" of the fault."""
+"""The moment from which a recovery is counted: "begin", "back" (Redis answers again) or "end" of
+the fault.
+"""
 
 
 @dataclass
@@ -149,7 +151,7 @@ class Faults:
         fault.over = max(await in_flight, await delayed)
 
     async def finished(self) -> None:
-        """Until that has ended, too, which goes on after a fault without disturbing others."""
+        """Wait also for the work that continues after a fault without disturbing others."""
         await asyncio.gather(*self._later)
 
     def _kind(self, fault: Fault) -> AsyncGenerator[None, None]:

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from libs.queue.connection.cluster import client_of, masters_of
+from libs.queue.connection.cluster import client_for_key, list_masters
 from libs.queue.keys import KEYS, Keys, LaneKey
 
 EVERY_SECONDS: Final = 0.25
@@ -59,7 +59,7 @@ class LaneSnapshot:
     waiting: dict[str, float]
     unfinished: set[str]
     members: dict[str, str]
-    """By job id, of jobs that have an owner."""
+    """Members by job id, of jobs that have an owner."""
     leases: dict[str, float]
     batches: dict[str, tuple[int, list[str]]]
     counters: dict[str, float]
@@ -85,7 +85,7 @@ class LaneSnapshot:
         ended = sum(self._count(name) for name in ("done", "expired", "dead", "cancelled"))
         if self._count("enqueued") != ended + len(self.unfinished):
             yield (
-                f"I3 {self.name}: {self._count('enqueued')} came, {ended} ended, "
+                f"I3 {self.name}: {self._count('enqueued')} enqueued, {ended} ended, "
                 f"{len(self.unfinished)} are unfinished"
             )
         for name, tokens in (
@@ -125,16 +125,15 @@ class LaneSnapshot:
 
 @dataclass
 class Seen:
-    """The observer's records.
-
-    `snapshots`: of one slot each. `missed`: those that Redis did not answer.
-    `overdue`: the longest that a lease remained after it expired, while only workers were harmed.
-    """
+    """The observer's records."""
 
     snapshots: int = 0
+    """Number of snapshots, of one slot each."""
     missed: int = 0
+    """Number of snapshots that Redis did not answer."""
     problems: list[str] = field(default_factory=list)
     overdue: float = 0.0
+    """The longest time that a lease remained after it expired, while only workers were harmed."""
 
 
 class Observer:
@@ -180,7 +179,7 @@ class Observer:
 
     async def _slot_snapshots(self, slot: int) -> list[LaneSnapshot]:
         index = self._keys.indexes()[slot]
-        redis = client_of(self._redis, index)
+        redis = client_for_key(self._redis, index)
         names = [name.decode() for name in cast(list[bytes], await redis.zrange(index, 0, -1))]
         if not names:
             return []
@@ -198,7 +197,7 @@ class Observer:
         }
         kept = {
             name.decode()
-            for redis in masters_of(self._redis)
+            for redis in list_masters(self._redis)
             for name in cast(list[bytes], await redis.keys("*"))
         }
         shared = {self._keys_of(name)[part] for name in parts for part in ("index", "dead")}
@@ -217,7 +216,7 @@ class Observer:
     async def payloads(self, name: str) -> dict[str, bytes]:
         """Return the payloads of a lane's unfinished jobs, by job id."""
         key = self._keys_of(name)["payload"]
-        found = cast(dict[bytes, bytes], await client_of(self._redis, key).hgetall(key))
+        found = cast(dict[bytes, bytes], await client_for_key(self._redis, key).hgetall(key))
         return {job_id.decode(): payload for job_id, payload in found.items()}
 
     def _keys_of(self, name: str) -> dict[str, str]:

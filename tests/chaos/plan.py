@@ -1,4 +1,4 @@
-"""Which faults happen, to whom and when: all of it from the seed. Pure."""
+"""The faults, their targets and times, all from the seed. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ nodes.
 AT_ONCE: Final = 2
 """Faults that may overlap."""
 ALONE: Final = 0.5
-"""Of the faults in a run that has time for it."""
+"""Share of the faults that are alone, in a run that has time for it."""
 ALONE_GAP_SECONDS: Final = 2.5
 LEADER: Final = "leader"
 """The scheduler that leads when the fault begins."""

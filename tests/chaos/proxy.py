@@ -231,7 +231,7 @@ class Connection:
 
 
 async def serve() -> None:
-    """Until the input ends."""
+    """Serve until the input ends."""
     loop = asyncio.get_running_loop()
     orders = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)

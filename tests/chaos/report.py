@@ -64,7 +64,7 @@ class Report:
     recoveries: Sequence[Recovery]
     log: Sequence[str] = field(repr=False)
     directory: Path | None = None
-    """Where the processes' logs are, if they were kept."""
+    """The folder of the processes' logs, if they were kept."""
 
     @property
     def is_clean(self) -> bool:

@@ -36,7 +36,7 @@ START_SECONDS: Final = 180.0
 NODE_TIMEOUT_SECONDS: Final = 2.0
 """`cluster-node-timeout` of the Redis Cluster, `down-after-milliseconds` of Sentinels."""
 QUEUE_SLOTS: Final = 16
-"""With a cluster. The lanes of `models` and `{fleet}` lie on all three masters."""
+"""Number of slots with a cluster. The lanes of `models` and `{fleet}` lie on all three masters."""
 Nodes = RedisCluster | SentinelSet
 TENANTS: Final = {"nobody": 1.0, "acme": 2.0, "zoo": 0.5}
 """Weights."""

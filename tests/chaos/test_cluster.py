@@ -9,8 +9,8 @@ import pytest
 from redis.exceptions import RedisError
 
 from libs.queue import LaneKey, Lanes, QueuedJob, connect
-from libs.queue.connection.cluster import client_of
-from libs.queue.keys import KEYS, Keys, slot_of
+from libs.queue.connection.cluster import client_for_key
+from libs.queue.keys import KEYS, Keys, slot_number
 from tests.chaos.observer import Observer
 from tests.chaos.stage import QUEUE_SLOTS
 from tests.support.redis_cluster import RedisCluster
@@ -26,7 +26,7 @@ def nodes() -> Iterator[RedisCluster]:
 
 
 def tag_of(lane: LaneKey) -> str:
-    return f"{{{slot_of(lane.model, QUEUE_SLOTS)}}}"
+    return f"{{{slot_number(lane.model, QUEUE_SLOTS)}}}"
 
 
 async def test_observer_reads_the_lanes_of_all_masters_also_after_a_slot_moved(
@@ -62,7 +62,7 @@ async def check_lanes(nodes: RedisCluster) -> None:
     assert all(f"I4 {lane.name}: 1 waiting jobs" in left for lane in LANES)
 
     counters = Keys(QUEUE_SLOTS).lane_keys(LANES[1])[KEYS.index("meta")]
-    await client_of(redis, counters).hincrby(counters, "enqueued", 1)
+    await client_for_key(redis, counters).hincrby(counters, "enqueued", 1)
     problems = [problem for one in await observer.snapshots() for problem in one.problems()]
     assert [problem.split(":")[0] for problem in problems] == [f"I3 {LANES[1].name}"]
     await redis.aclose()

@@ -57,7 +57,7 @@ class Caller:
         return time.monotonic() - begin
 
     async def ends(self) -> None:
-        """Until the connection has been reset."""
+        """Wait until the connection has been reset."""
         async with asyncio.timeout(60):
             with pytest.raises(ConnectionResetError):
                 await self.reader.read(1)

@@ -60,14 +60,12 @@ PRIORITIES: Final[tuple[Priority, ...]] = ("interactive", "bulk")
 MOODS: Final[tuple[Mood, ...]] = ("patient", "hasty", "fickle")
 Numbers = NDArray[np.number]
 Clients = Mapping[str, Sequence[shoal.AsyncClient]]
-"""By tenant."""
+"""Clients by tenant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The content of request `number`. `seconds`: until its deadline; `leaves_after`: seconds until
-    a fickle client cancels.
-    """
+    """The content of request `number`."""
 
     number: int
     verb: Verb
@@ -77,7 +75,9 @@ class Request:
     priority: Priority
     mood: Mood
     seconds: float
+    """Time until its deadline."""
     leaves_after: float
+    """Seconds until a fickle client cancels."""
 
 
 def request(seed: int, number: int, patient_seconds: float = PATIENT_SECONDS) -> Request:
@@ -227,18 +227,19 @@ class Watch:
 
 @dataclass
 class Tally:
-    """Counts of requests. `answers`: how often each was answered. `lost`, `wrong`: what happened,
-    one line each.
-    """
+    """Counts of requests."""
 
     sent: int = 0
     answers: Counter[int] = field(default_factory=Counter)
+    """Number of answers of each request."""
     lost: list[str] = field(default_factory=list)
+    """A line for each lost request."""
     wrong: list[str] = field(default_factory=list)
+    """A line for each wrong answer."""
     cancelled: int = 0
     late: int = 0
     seconds: list[float] = field(default_factory=list)
-    """Of patient requests that were answered."""
+    """Durations of patient requests that were answered."""
 
     @property
     def answered(self) -> int:
@@ -298,7 +299,7 @@ class Traffic:
         return len(self._in_flight)
 
     def watch(self) -> asyncio.Future[float]:
-        """When the last of the requests now in flight has ended."""
+        """Return a future with the end of the last of the requests that are now in flight."""
         over: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         watch = Watch(set(self._in_flight), over)
         self._watches.append(watch)

@@ -17,7 +17,9 @@ from tests.support.waiting import wait_until
 
 START_SECONDS: Final = 120.0
 REST_SECONDS: Final = 25.0
-"""Between two faults on one child: `shoal up` gives up one that ends four times in a minute."""
+"""Time between two faults on one child: `shoal up` gives up a child that ends four times in a
+minute.
+"""
 
 
 class Up(Cluster):

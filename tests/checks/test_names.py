@@ -7,9 +7,9 @@ import pytest
 from libs.telemetry import metrics
 from tools import names
 
-KNOWN = names.Known.of_repository(
+KNOWN = names.Known.from_repository(
     {
-        "libs/a.py": 'A = "v1:bell"\nKEY = f"v1:{{{slot}}}:lane:{name}"\nenviron["SHOAL_POOL"]',
+        "libs/a.py": 'A = "v1:wakeup"\nKEY = f"v1:{{{slot}}}:lane:{name}"\nenviron["SHOAL_POOL"]',
         "protos/a.proto": "TASK_ENCODE = 1;",
         "CHANGELOG.md": "OLD_NAME",
     }
@@ -32,7 +32,7 @@ KNOWN = names.Known.of_repository(
         ("docs/a.md", "`shoal_request_seconds_total`", "no metric shoal_request_seconds_total"),
         ("docs/a.md", "`shoal_request_seconds`, shoal_mesh", ""),
         ("docs/a.md", "`v1:{fleet}:nothing`", "no Redis key nothing"),
-        ("docs/a.md", "`v1:bell`, `v1:{0}:lane:a`", ""),
+        ("docs/a.md", "`v1:wakeup`, `v1:{0}:lane:a`", ""),
         ("docs/design/queue.md", "`whose` maps jobs to tenants", "no Redis key whose"),
         ("docs/design/queue.md", "`tenant_of` maps jobs to tenants", ""),
         ("docs/a.md", "`whose` is a word here", ""),

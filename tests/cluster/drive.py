@@ -1,5 +1,5 @@
-"""From no worker to one, to two, and to none again: by what KEDA and an HPA read and write in a
-real API server.
+"""Scales from no worker to one, to two, and to none again, by the objects that KEDA and an HPA read
+and write in a real API server.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from tests.cluster.api_server import MERGE, ApiServer
-from tests.k8s.manifests import NAMESPACE, Object, component, named, of_kind
+from tests.k8s.manifests import NAMESPACE, Object, component, named, objects_of_kind
 from tests.k8s.pods import Node, Pod
 
 KINDS: Final = (
@@ -73,9 +73,9 @@ class FakeKubelet:
         # The state.
         self._pods: list[Pod] = []
         self.statuses: list[int] = []
-        """With which the pods ended that were scaled in."""
+        """Exit statuses of the pods that were scaled in."""
         self.started_at = 0.0
-        """When those of BEFORE were ready, by the monotonic clock."""
+        """The time at which those of BEFORE were ready, by the monotonic clock."""
         self.most_ready = 0
         """Maximum number of ready pods of the scaled Deployment at one time."""
         self.failure: Exception | None = None
@@ -119,7 +119,7 @@ class FakeKubelet:
     def _workloads(self, which: str) -> list[Object]:
         return [
             one
-            for one in of_kind(self.node.objects, "Deployment", "StatefulSet")
+            for one in objects_of_kind(self.node.objects, "Deployment", "StatefulSet")
             if component(one) == which
         ]
 

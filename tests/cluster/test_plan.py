@@ -26,7 +26,15 @@ from tests.cluster.plan import (
     too_old,
     ways,
 )
-from tests.k8s.manifests import EVERY, ROOT, containers, environment, named, of_kind, rendered
+from tests.k8s.manifests import (
+    EVERY,
+    ROOT,
+    containers,
+    environment,
+    named,
+    objects_of_kind,
+    rendered,
+)
 from tests.support.keda import Change
 
 NOTHING = Found(kubectl="/bin/kubectl")
@@ -176,7 +184,7 @@ def test_every_custom_resource_has_a_stand_in() -> None:
 
 def test_scaled_object_is_read_as_keda_reads_it(tmp_path: Path) -> None:
     objects = scaled_overlay(tmp_path)
-    (custom,) = of_kind(objects, "ScaledObject")
+    (custom,) = objects_of_kind(objects, "ScaledObject")
     (container,) = containers(named(objects, "Deployment", "worker"))
     made = scaled_object(custom, environment(objects, container))
     assert (

@@ -481,7 +481,7 @@ const parts = {
     await has(page, "This model does not extract.");
     assert.equal(await page.locator("#task").count(), 0);
     assert.ok(await page.getByRole("button", { name: "Run" }).isDisabled());
-    await record(page, "playground-writer");
+    await record(page, "playground-generative");
     await page.getByRole("link", { name: "open it in the chat" }).click();
     await page.getByRole("heading", { name: "Chat" }).waitFor();
     assert.equal(await page.getByLabel("Model", { exact: true }).inputValue(), "Qwen/Qwen3-0.6B");

@@ -224,7 +224,7 @@ BOUNDED = (
     "a truncated archive",
     "a tensor that repeats one number",
 )  # fmt: skip
-"""Those that the limits of the child are measured with."""
+"""Files with which the limits of the child are measured."""
 
 SOUND = saved({"a": torch.arange(6.0).view(2, 3), "b": torch.ones(3, dtype=torch.bfloat16)})
 SOUND_LEGACY = saved(

@@ -17,14 +17,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from libs.conversion import Step, convert, process, read_record, steps_of
+from libs.conversion import Step, convert, plan_steps, process, read_record
 from libs.conversion.convert import RECORD, file_sha256
 from libs.errors import ModelBroken, NoCapacity
 from tests.conversion.watching import watch_children
 
 SOURCE, OUTPUT = "pytorch_model.bin", "model.safetensors"
 MAX_BYTES = 256 << 20
-"""Of the conversion's own memory (RssAnon), in addition to the largest tensor."""
+"""Maximum memory of the conversion (RssAnon), in addition to the largest tensor."""
 
 LARGE_BYTES = 768 << 20
 
@@ -35,7 +35,7 @@ def ignore(file: str, done: int, total: int) -> None:
 
 def converted(directory: Path, value: object, *, legacy: bool = False) -> dict[str, torch.Tensor]:
     torch.save(value, directory / SOURCE, _use_new_zipfile_serialization=not legacy)
-    convert(directory, directory, steps_of([SOURCE]), ignore)
+    convert(directory, directory, plan_steps([SOURCE]), ignore)
     return load_file(directory / OUTPUT)
 
 
@@ -168,7 +168,7 @@ def test_shards_are_converted_with_an_index_of_their_tensors(tmp_path: Path) -> 
     names = [f"pytorch_model-{number:05}-of-00002.bin" for number in (1, 2)]
     for number, name in enumerate(names):
         torch.save({f"layer.{number}": torch.full((2, 2), number)}, tmp_path / name)
-    convert(tmp_path, tmp_path, steps_of(names), ignore)
+    convert(tmp_path, tmp_path, plan_steps(names), ignore)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert index["weight_map"] == {
         "layer.0": "model-00001-of-00002.safetensors",
@@ -177,18 +177,18 @@ def test_shards_are_converted_with_an_index_of_their_tensors(tmp_path: Path) -> 
     torch.save({"layer.0": torch.zeros(2)}, tmp_path / names[1])
     (tmp_path / RECORD).unlink()
     with pytest.raises(ModelBroken, match=r"'layer\.0', which is in another shard too"):
-        convert(tmp_path, tmp_path, steps_of(names), ignore)
+        convert(tmp_path, tmp_path, plan_steps(names), ignore)
 
 
 def test_conversion_continues_with_the_next_file(tmp_path: Path) -> None:
     for name in ("sparse_linear.pt", "colbert_linear.pt"):
         torch.save({"weight": torch.ones(1, 2)}, tmp_path / name)
     seen: list[str] = []
-    convert(tmp_path, tmp_path, steps_of(["colbert_linear.pt"]), ignore)
+    convert(tmp_path, tmp_path, plan_steps(["colbert_linear.pt"]), ignore)
     convert(
         tmp_path,
         tmp_path,
-        steps_of(["colbert_linear.pt", "sparse_linear.pt"]),
+        plan_steps(["colbert_linear.pt", "sparse_linear.pt"]),
         lambda file, done, total: seen.append(file),
     )
     assert set(seen) == {"sparse_linear.pt"}
@@ -215,7 +215,7 @@ def test_result_that_the_disk_changed_is_refused(
     with pytest.raises(
         ModelBroken, match=r"pytorch_model\.bin: its conversion was not written as it was computed"
     ):
-        convert(tmp_path, tmp_path, steps_of([SOURCE]), ignore)
+        convert(tmp_path, tmp_path, plan_steps([SOURCE]), ignore)
     assert not (tmp_path / OUTPUT).exists()
 
 
@@ -234,9 +234,9 @@ def test_child_that_the_system_ends_is_tried_again_later(
     with pytest.raises(
         NoCapacity, match=r"pytorch_model\.bin: its conversion was ended by the system"
     ):
-        convert(tmp_path, tmp_path, steps_of([SOURCE]), ignore)
+        convert(tmp_path, tmp_path, plan_steps([SOURCE]), ignore)
     monkeypatch.setattr(subprocess, "Popen", start)
-    convert(tmp_path, tmp_path, steps_of([SOURCE]), ignore)
+    convert(tmp_path, tmp_path, plan_steps([SOURCE]), ignore)
 
 
 def test_child_does_not_inherit_our_environment(
@@ -254,7 +254,7 @@ def test_child_does_not_inherit_our_environment(
         return child
 
     monkeypatch.setattr(subprocess, "Popen", watched)
-    convert(tmp_path, tmp_path, steps_of([SOURCE]), ignore)
+    convert(tmp_path, tmp_path, plan_steps([SOURCE]), ignore)
     assert b"secret" not in seen[0]
     assert b"HOME" not in seen[0]
 

@@ -25,7 +25,7 @@ NEEDS_CHILD = ("gigabytes of bytearray", "a key of nested tuples", "an empty fil
 """Refused by the limits of the child, or by its end."""
 
 MAX_GROWTH = 32 << 20
-"""Of this process, in bytes, while the child works."""
+"""Maximum growth of this process, in bytes, while the child works."""
 
 MAX_CHILD_BYTES = 800 << 20
 """The resident memory of the largest child, torch's libraries included."""

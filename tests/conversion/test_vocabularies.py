@@ -18,7 +18,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from libs.conversion.archive import Refused
-from libs.conversion.plan import vocabulary_of
+from libs.conversion.plan import find_vocabulary
 from libs.conversion.sentencepiece import read_pieces
 from libs.conversion.vocabularies import tokenizer_json
 from tests.support.sentencepieces import DEBERTA, trained
@@ -65,7 +65,7 @@ def made_of(files: Mapping[str, bytes | object]) -> Tokenizer:
         name: value if isinstance(value, bytes) else json.dumps(value).encode()
         for name, value in files.items()
     }
-    assert vocabulary_of(list(contents))
+    assert find_vocabulary(list(contents))
     return Tokenizer.from_str(tokenizer_json(contents))
 
 

@@ -16,8 +16,8 @@ from libs.documents.text_size import (
     PDF_PAGE_BYTES,
     TEXT_FACTOR,
     TextBudget,
-    budget_of,
     estimated_text_bytes,
+    text_budget,
 )
 from libs.errors import InvalidInput
 from libs.models.interface.work import Chunking, EncodeWork, Part, never_cancelled
@@ -217,11 +217,11 @@ def test_pages_and_text_of_all_documents_of_a_job_are_limited(reader: DocumentRe
 
 def test_budget_admits_any_single_document_and_not_many_with_far_more_text_than_estimated() -> None:
     small = b"%PDF-1.7" + bytes(2040)
-    assert budget_of(small, 4, 1) == TextBudget(4, limits.CHUNKED_BYTES)
-    assert budget_of(small, 4, 256) == TextBudget(4, TEXT_FACTOR * 2048)
-    assert budget_of(small * 1000, 4, 256).bytes == TEXT_FACTOR * 4 * PDF_PAGE_BYTES
+    assert text_budget(small, 4, 1) == TextBudget(4, limits.CHUNKED_BYTES)
+    assert text_budget(small, 4, 256) == TextBudget(4, TEXT_FACTOR * 2048)
+    assert text_budget(small * 1000, 4, 256).bytes == TEXT_FACTOR * 4 * PDF_PAGE_BYTES
     page = b"<html>" + b"a" * (5 << 20)
-    assert budget_of(page, limits.CHUNKED_PAGES, 1).bytes == limits.DIVIDED_BYTES > len(page)
+    assert text_budget(page, limits.CHUNKED_PAGES, 1).bytes == limits.DIVIDED_BYTES > len(page)
 
 
 def test_estimated_text_grows_with_bytes_and_pages() -> None:

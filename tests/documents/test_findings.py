@@ -82,7 +82,7 @@ def test_mail_is_read_in_the_encoding_that_it_declares(
     assert text in reader.open(data, FIELD).text(1)
 
 
-def test_document_whose_main_part_has_the_default_type_is_read() -> None:
+def test_document_with_the_default_type_of_its_main_part_is_read() -> None:
     files = {
         "[Content_Types].xml": _TYPES,
         "_rels/.rels": _RELATIONS,

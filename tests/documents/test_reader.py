@@ -92,7 +92,7 @@ def test_hostile_documents_are_refused_with_their_path(reader: DocumentReader, n
 
 @pytest.mark.parametrize("name", pdfs.strange())
 def test_strange_documents_are_read_or_refused_within_bounds(name: str) -> None:
-    """One second of processor time and 256 MiB."""
+    """Limits of one second of processor time and 256 MiB of memory."""
     reader = DocumentReader(1, Bounds(memory=256 << 20, seconds=1))
     with suppress(InvalidInput):
         drawn(reader, pdfs.strange()[name])

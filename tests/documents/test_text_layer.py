@@ -73,7 +73,7 @@ def test_text_layer_is_read_without_a_model_and_without_a_mesh(
     [
         (pdfs.document(["", ""]), (), "report.pdf has no text layer: --model names a model"),
         (pdfs.document(["one"]), ("--pages", "2"), "page 2 does not exist: the document has 1"),
-        (b"%PDF-1.7", (), "report.pdf: the bytes are no PDF that can be read"),
+        (b"%PDF-1.7", (), "report.pdf: the bytes are not a readable PDF"),
         (b"\x00", (), "report.pdf: the bytes are not a document of a supported format"),
         (b"<html></html>", (), "report.pdf has no text\n"),
     ],
@@ -116,7 +116,7 @@ def test_missing_reader_names_the_package_to_install(
     ) == (1, True)
     unloadable = EntryPoint("text_layer", "tests.documents.no_such_module:read", pages.GROUP)
     ran = _run(monkeypatch, "127.0.0.1:1", [unloadable])(report)
-    assert (ran.exit_code, "documents are not read here: No module named" in ran.stderr) == (
+    assert (ran.exit_code, "documents cannot be read here: No module named" in ran.stderr) == (
         1,
         True,
     )

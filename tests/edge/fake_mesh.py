@@ -75,7 +75,7 @@ class FakeMesh:
     tokens: Mapping[str, str] = field(default_factory=dict)
     refusal: Exception | None = None
     fails: Mapping[str, Exception] = field(default_factory=dict)
-    """By model: raised when it is loaded or called."""
+    """Errors by model, raised when it is loaded or called."""
     load_seconds: float = 0.0
     word_seconds: float = 0.0
     """The pause between two words of a streamed answer."""

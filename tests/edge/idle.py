@@ -104,7 +104,7 @@ async def main() -> int:
         idle = await opened(port, count)
         took = time.perf_counter() - begin
         each = (resident(edge.pid) - before) / count
-        beside = sorted([await good(http) for _ in range(20)])[10]
+        loaded = sorted([await good(http) for _ in range(20)])[10]
         more = await opened(port, SPARE)
         reader, writer = await http.open()
         beyond = (await read_reply(reader)).status
@@ -123,7 +123,7 @@ async def main() -> int:
         f"({BUDGET_BYTES >> 10} may be)"
     )
     print(
-        f"a good request: {alone * 1e3:.1f} ms alone, {beside * 1e3:.1f} beside them, "
+        f"a good request: {alone * 1e3:.1f} ms alone, {loaded * 1e3:.1f} with them, "
         f"{after * 1e3:.1f} after"
     )
     print(f"one connection more than may be: {beyond}; lost: {lost}")

@@ -26,7 +26,7 @@ from tests.edge.parts import MODEL, Http, Script, card, edge, head
 from tests.edge.test_server import until
 
 NAMES = Names({"writer": Target(MODEL, adapter="org/adapter")})
-PNG = "data:image/png;base64," + base64.b64encode(b"a picture").decode()
+PNG = "data:image/png;base64," + base64.b64encode(b"an image").decode()
 HELLO = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -134,7 +134,7 @@ class TestRequests:
                 "max_tokens": 9,
             }
         )
-        parts = [pb.Part(image=pb.Image(data=b"a picture")), pb.Part(text="What is it?")]
+        parts = [pb.Part(image=pb.Image(data=b"an image")), pb.Part(text="What is it?")]
         assert question.message == pb.ExtractRequest(
             model=MODEL, items=[pb.Item(parts=parts)], text=pb.TextTask(max_tokens=5)
         )
@@ -642,7 +642,7 @@ class TestCompletions:
 
 class TestOllama:
     def test_chat(self) -> None:
-        image = base64.b64encode(b"a picture").decode()
+        image = base64.b64encode(b"an image").decode()
         body = {
             "model": f"{MODEL}:latest",
             "messages": [{"role": "user", "content": "hello", "images": [image]}],
@@ -651,7 +651,7 @@ class TestOllama:
             {**body, "options": {"num_predict": 5, "temperature": 1}, "format": SCHEMA},
             ollama_chat.chat,
         )
-        parts = [pb.Part(image=pb.Image(data=b"a picture")), pb.Part(text="hello")]
+        parts = [pb.Part(image=pb.Image(data=b"an image")), pb.Part(text="hello")]
         schema = json.dumps(SCHEMA, separators=(",", ":"))
         task = pb.TextTask(max_tokens=5, json_schema=schema, sampling=pb.Sampling(temperature=1))
         assert stream.message == pb.ExtractRequest(
@@ -799,11 +799,11 @@ class Written:
     """
 
     def __init__(self) -> None:
-        self.coming: asyncio.Queue[pb.ExtractStreamResponse | Exception] = asyncio.Queue()
+        self.replies: asyncio.Queue[pb.ExtractStreamResponse | Exception] = asyncio.Queue()
 
     async def write(self, request: pb.ExtractRequest) -> AsyncIterator[pb.ExtractStreamResponse]:
         while True:
-            one = await self.coming.get()
+            one = await self.replies.get()
             if isinstance(one, Exception):
                 raise one
             if one == NOTHING:
@@ -812,9 +812,9 @@ class Written:
             if one.HasField("response"):
                 return
 
-    def put(self, *coming: pb.ExtractStreamResponse | Exception) -> None:
-        for one in coming:
-            self.coming.put_nowait(one)
+    def put(self, *replies: pb.ExtractStreamResponse | Exception) -> None:
+        for one in replies:
+            self.replies.put_nowait(one)
 
 
 async def opened(

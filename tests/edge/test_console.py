@@ -21,7 +21,7 @@ from libs.errors import InvalidInput, NoCapacity, Unauthenticated
 from services.edge.activity.history import STEP_SECONDS
 from services.edge.app import Edge, running
 from services.edge.console import files
-from services.edge.console.access import check_host, check_page, name_of
+from services.edge.console.access import check_host, check_page, origin_name
 from services.edge.console.board import Board
 from services.edge.console.changes import changes
 from services.edge.messages.base import HttpError
@@ -742,7 +742,7 @@ def test_invalid_console_settings_are_refused(environment: dict[str, str]) -> No
 def test_origins_add_their_names_to_the_hosts() -> None:
     settings = Settings.from_env({"SHOAL_CONSOLE_ORIGINS": ", ".join(PUBLIC) + ","})
     assert settings.console_origins == PUBLIC
-    assert [name_of(origin) for origin in PUBLIC] == ["mesh.example", "ops.example"]
+    assert [origin_name(origin) for origin in PUBLIC] == ["mesh.example", "ops.example"]
 
 
 def test_changes_are_described() -> None:

@@ -328,7 +328,7 @@ async def test_ranks() -> None:
         assert await code_of(tei_at.all("Rerank/RerankStream", parts)) == CODE.INVALID_ARGUMENT
 
 
-async def test_info_of_the_aliases_model_and_of_the_addresses() -> None:
+async def test_info_describes_the_model_of_the_alias_or_of_the_address() -> None:
     script = Script(
         models=[card(), card("org/ranker", tasks=[models_pb2.TASK_SCORE], revision="r1")]
     )

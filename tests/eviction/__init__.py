@@ -1,1 +1,1 @@
-"""Which model is evicted."""
+"""Tests of the choice of the model to evict."""

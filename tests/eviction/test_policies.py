@@ -33,9 +33,9 @@ def test_lru_looks_at_the_last_use_and_at_nothing_else() -> None:
     assert leaving_order(lru, candidates) == ["old", "middle", "new"]
 
 
-def test_cost_weighs_what_a_byte_saves_by_how_long_ago_it_was_used() -> None:
-    """After one use, load seconds ÷ bytes ÷ (idle + 5): 1/100/5 = 0.002, 1/10/45 = 0.00222,
-    4/100/15 = 0.00267, 2/100/5 = 0.004.
+def test_cost_weighs_the_benefit_of_a_byte_by_the_time_since_its_use() -> None:
+    """The values after one use are load seconds ÷ bytes ÷ (idle + 5): 1/100/5 = 0.002, 1/10/45 =
+    0.00222, 4/100/15 = 0.00267, 2/100/5 = 0.004.
     """
     candidates = [
         model("dear", load_seconds=2.0),

@@ -1,4 +1,4 @@
-"""Which heartbeats are stored again."""
+"""Tests of the rule by which heartbeats are stored again."""
 
 from __future__ import annotations
 

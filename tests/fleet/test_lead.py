@@ -98,7 +98,7 @@ async def test_order_and_a_claim_exclude_each_other(fleet: Fleet, other: Fleet) 
     assert await other.release_claim(LANE, "w")  # the ordered worker failed
 
 
-async def test_further_copy_is_ordered_in_spite_of_a_claim_that_the_plan_knew_of(
+async def test_further_copy_is_ordered_despite_a_claim_known_to_the_plan(
     fleet: Fleet, other: Fleet
 ) -> None:
     fence = await lead(fleet)

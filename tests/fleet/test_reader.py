@@ -1,4 +1,4 @@
-"""What readers of the registry see of heartbeats, and which Redis commands that takes."""
+"""Readers of the registry: the heartbeats that they see, and the Redis commands that they use."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_workers_and_cards_are_read_in_pages(fleet: Fleet, redis: Redis) -
 
 
 @pytest.mark.parametrize("lost", ["all", "the last write", "one removal"])
-async def test_all_is_read_anew_after_data_was_lost(
+async def test_all_is_read_again_after_data_was_lost(
     fleet: Fleet, other: Fleet, redis: Redis, lost: str
 ) -> None:
     """Redis may lose writes in a restart or failover: readers must not keep them."""

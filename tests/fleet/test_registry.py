@@ -102,15 +102,15 @@ async def test_heartbeats_during_refresh_are_kept(
 
     async def parse_later(page: Any) -> Any:
         monkeypatch.undo()
-        await fleet.report(heartbeat("comes", holds(RESIDENT, card=card), failed(BROKEN)))
+        await fleet.report(heartbeat("joins", holds(RESIDENT, card=card), failed(BROKEN)))
         await fleet.report(heartbeat("leaves", leaving=True))
         return await parse(page)
 
     monkeypatch.setattr(fleet._reader, "_parse", parse_later)
     for snapshot in (await fleet.refresh(), fleet.snapshot, await fleet.refresh()):
-        assert set(snapshot.workers) == {"stays", "comes"}
+        assert set(snapshot.workers) == {"stays", "joins"}
         assert snapshot.card("org/model") == card
-        assert set(snapshot.failures["org/model"]) == {"comes"}
+        assert set(snapshot.failures["org/model"]) == {"joins"}
 
 
 async def test_worker_that_leaves_is_forgotten_and_its_cards_are_not(

@@ -1,1 +1,1 @@
-"""What Shoal does, as a tutorial: read `test_tutorial.py` from top to bottom."""
+"""A tutorial of Shoal: read `test_tutorial.py` from top to bottom."""

@@ -134,7 +134,7 @@ def test_long_text_becomes_chunks_with_vectors(client: shoal.Client) -> None:
     assert all(text[chunk.start : chunk.end].startswith("Sentence") for chunk in chunks)
 
 
-def test_vectors_carry_the_identity_of_what_made_them(client: shoal.Client) -> None:
+def test_vectors_have_the_embedding_id_of_their_recipe(client: shoal.Client) -> None:
     """An index that keeps the id can never mix vectors of two models."""
     identity = client.encode(MINILM, [CAT]).embedding_id
     assert client.encode(MINILM, [KITTEN], expect_embedding_id=identity).embedding_id == identity

@@ -34,7 +34,7 @@ def main() -> int:
         return 0
     unknown = [name for name in wanted if name not in targets]
     if unknown:
-        print(f"there is no target {unknown[0]}; there are {', '.join(targets)}", file=sys.stderr)
+        print(f"unknown target {unknown[0]}; the targets are {', '.join(targets)}", file=sys.stderr)
         return 2
     if arguments.replay:
         return _replay(targets[wanted[0]], arguments.replay)
@@ -54,7 +54,7 @@ def _arguments() -> argparse.ArgumentParser:
         "--seconds",
         type=float,
         default=480.0,
-        help="of the whole run; the time to open targets comes to it",
+        help="of the whole run; plus the time to open targets",
     )
     parser.add_argument("--seed", type=int, help="the same seed makes the same inputs")
     parser.add_argument(

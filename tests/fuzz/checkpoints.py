@@ -25,11 +25,11 @@ from libs.models import ClassifyWork, EncodeWork, ScoreWork, Work, load_model
 from libs.models.generation.chat import ChatTemplate, Message
 from libs.models.generation.decoding.beams import BeamSearch
 from libs.models.generation.decoding.rules import Rules, apply
-from libs.models.generation.decoding.settings import Settings, settings_of
+from libs.models.generation.decoding.settings import Settings, parse_settings
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
 from libs.models.runtime.loaded.adapter_config import read_adapter
-from libs.models.text.registry import empty_encoder, names_of
+from libs.models.text.registry import empty_encoder, layer_names
 from libs.models.text.tokenising import bounds
 from libs.models.text.tokenising.chat import _messages
 from libs.models.text.tokenising.renderer import rendered, rendered_text
@@ -394,7 +394,7 @@ def _try_encoder(data: bytes) -> None:
         value = parse_json(data, "config.json")
         if isinstance(value, dict):
             encoder, _ = empty_encoder(Config(value))
-            names_of(value)
+            layer_names(value)
             if (
                 sum(parameter.numel() for parameter in encoder.parameters()) < 1_000_000
                 and len(encoder.stack) < 8
@@ -620,12 +620,12 @@ def _try_template(data: bytes) -> None:
         (found,) = rendered(data.decode("utf-8", "replace"), [values])
         text = rendered_text(found)
         if "root:" in text or "environ(" in text:
-            raise Broken("a template has read what it was not given")
+            raise Broken("a template has read a value it was not given")
     card = Card(
         "org/name",
         "r",
         "llama",
-        "writer",
+        "generative",
         ("text",),
         (),
         64,
@@ -700,7 +700,7 @@ def _adapters() -> Iterator[Try]:
                     "x.y.z",
                 ):
                     adapter.is_target(module)
-                    adapter.scale_of(module)
+                    adapter.module_scale(module)
 
         yield attempt
 
@@ -753,7 +753,7 @@ def _try_settings(data: bytes) -> None:
                 Config(images, file="preprocessor_config.json"), "CLIPImageProcessor"
             )
         )
-        settings = settings_of(Config(generation))
+        settings = parse_settings(Config(generation))
         settings.check_vocabulary(_VOCABULARY)
         _try_writing(settings)
 

@@ -29,8 +29,8 @@ MAX_CONNECTIONS: Final = 200
 Credential = Literal["none", "wrong", "valid"]
 Encoding = Literal["identity", "gzip", "deflate"]
 Ending = Literal["answered", "unfinished", "closed"]
-"""How the client ends its connections: read the answer, send all but the last byte, or send
-everything and close.
+"""The way in which the client ends its connections: read the answer, send all but the last byte, or
+send everything and close.
 """
 
 HTTP_PATHS: Final[Mapping[str, str]] = {

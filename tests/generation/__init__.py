@@ -1,1 +1,1 @@
-"""Tests of models that write."""
+"""Tests of generative models."""

@@ -260,7 +260,7 @@ HERMES_TOOLS = (
     "}}\n</tool_call>{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant> {% endif %}"
 )
-"""In the form of Qwen's and Hermes'."""
+"""A template in the form of Qwen's and Hermes'."""
 LLAMA_TOOLS = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
     'Respond in the format {"name": function name, "parameters": dictionary of argument name and '
@@ -271,4 +271,4 @@ LLAMA_TOOLS = (
     "}}}{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant> {% endif %}"
 )
-"""In the form of Llama 3's."""
+"""A template in the form of Llama 3's."""

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of models that write, with random weights, and what transformers writes with
+"""Tiny checkpoints of generative models, with random weights, and the texts of transformers with
 them.
 """
 

@@ -1,4 +1,4 @@
-"""Checkpoint directories of models that write, with tokenizers and chat templates, as they are
+"""Checkpoint directories of generative models, with tokenizers and chat templates, as they are
 served.
 """
 

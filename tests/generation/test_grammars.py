@@ -81,7 +81,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> GenerativeModel:
     """Its rules forbid what JSON needs: nothing twice, no brace, and no end before a third
     token.
     """
-    return loaded(tmp_path_factory.mktemp("writer"), suppress_tokens=["}"], min_new_tokens=3)
+    return loaded(
+        tmp_path_factory.mktemp("language_model"), suppress_tokens=["}"], min_new_tokens=3
+    )
 
 
 def loaded(directory: Path, **generation: object) -> GenerativeModel:
@@ -167,7 +169,9 @@ def grammars(model: GenerativeModel) -> Grammars:
     reader = model._reader
     assert isinstance(reader, TextReader)
     return Grammars(
-        reader.tokenizer, reader.writer.settings.vocabulary or 0, reader.writer.settings.stops
+        reader.tokenizer,
+        reader.language_model.settings.vocabulary or 0,
+        reader.language_model.settings.stops,
     )
 
 
@@ -214,7 +218,7 @@ def test_grammar_rolls_back_tokens(grammars: Grammars) -> None:
     assert nothing.tolist() == grammars._stops
 
 
-def test_schema_that_grew_too_complex_is_compiled_anew(
+def test_schema_that_grew_too_complex_is_compiled_again(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(module.LIMITS, "max_lexer_states", 300)

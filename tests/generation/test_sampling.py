@@ -21,7 +21,7 @@ from libs.models.generation.decoding import sampling
 from libs.models.generation.decoding.rules import Rules, apply
 from libs.models.generation.decoding.sampling import Draw, Sampler, choose, token_scores, warp
 from tests.generation.checkpoints import prompts, write
-from tests.generation.test_writing import finished, load
+from tests.generation.test_loop import finished, load
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -160,14 +160,16 @@ def requests(settings: Settings, seeds: Sequence[int]) -> list[Request]:
 
 def test_seed_writes_the_same_alone_and_among_others(tmp_path: Path) -> None:
     write("qwen3", tmp_path)
-    writer = load(tmp_path)
-    settings = replace(writer.settings, temperature=1.0, top_p=0.95, presence_penalty=0.3)
+    language_model = load(tmp_path)
+    settings = replace(language_model.settings, temperature=1.0, top_p=0.95, presence_penalty=0.3)
     requested = requests(settings, range(12))
-    requested[3] = replace(requested[3], settings=writer.settings)  # greedy
-    together = finished(DecodeLoop(writer, 96, most_rows=40), requested, every=2)
-    alone = [finished(DecodeLoop(writer, 8), [each])[0] for each in requested]
+    requested[3] = replace(requested[3], settings=language_model.settings)  # greedy
+    together = finished(DecodeLoop(language_model, 96, most_rows=40), requested, every=2)
+    alone = [finished(DecodeLoop(language_model, 8), [each])[0] for each in requested]
     assert together == alone
-    again = finished(DecodeLoop(writer, 96), [replace(each, seed=b"another") for each in requested])
+    again = finished(
+        DecodeLoop(language_model, 96), [replace(each, seed=b"another") for each in requested]
+    )
     assert [number for number in range(12) if again[number] == together[number]] == [3]
 
 
@@ -178,10 +180,10 @@ def test_first_tokens_of_a_model_are_distributed_as_transformers_would_draw_them
     draws.
     """
     theirs = write("qwen3", tmp_path, {"repetition_penalty": 1.2, "suppress_tokens": [0]})
-    writer, prompt = load(tmp_path), prompts(8)[7]
-    settings = replace(writer.settings, temperature=0.8, top_k=40, top_p=0.9)
-    loop = DecodeLoop(writer, 256 * 2)
-    counts = np.zeros(writer.vocabulary)
+    language_model, prompt = load(tmp_path), prompts(8)[7]
+    settings = replace(language_model.settings, temperature=0.8, top_k=40, top_p=0.9)
+    loop = DecodeLoop(language_model, 256 * 2)
+    counts = np.zeros(language_model.vocabulary)
     for number in range(0, DRAWS, 250):
         seeds = [seed.to_bytes(4, "little") for seed in range(number, number + 250)]
         for ids, _ in finished(

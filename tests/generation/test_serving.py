@@ -1,4 +1,4 @@
-"""Models that write, as workers use them: prepare, forwards with sequences that join and leave,
+"""Generative models, as workers use them: prepare, forwards with sequences that join and leave,
 finish.
 """
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
-from libs.kinds.writer import model as writers
+from libs.kinds.generative import model as writers
 from libs.models import EncodeWork, ExtractResult, GeneratedIds, Output, Prepared, Unfinished
 from libs.models.generation.model import GenerativeModel
 from libs.models.interface.source import Source
@@ -29,7 +29,9 @@ TEXTS = [
 
 
 def load(directory: Path) -> GenerativeModel:
-    return writers.load(Source(directory, "random/writer", torch.device("cpu"), torch.float32))
+    return writers.load(
+        Source(directory, "random/language_model", torch.device("cpu"), torch.float32)
+    )
 
 
 def outputs(model: GenerativeModel, jobs: list[Prepared]) -> list[list[Output]]:
@@ -166,16 +168,16 @@ def test_dropped_and_failed_sequences_return_their_memory(
     assert (model.writing, model.claimed_bytes > 0) == (4, True)
     model.drop(job.sequences[:2])
     assert model.writing == 2
-    forward = model._reader.writer.forward
+    forward = model._reader.language_model.forward
 
     def fails(*_: object) -> torch.Tensor:
         raise RuntimeError("a fault of our making")
 
-    monkeypatch.setattr(model._reader.writer, "forward", fails)
+    monkeypatch.setattr(model._reader.language_model, "forward", fails)
     with pytest.raises(RuntimeError):
         model.forward("write", job.sequences[2:])
     assert (model.writing, model.claimed_bytes) == (0, 0)
-    monkeypatch.setattr(model._reader.writer, "forward", forward)
+    monkeypatch.setattr(model._reader.language_model, "forward", forward)
     again = outputs(model, [job])
     for one, other in zip(again[0], wanted[0], strict=True):
         assert isinstance(one, GeneratedIds)

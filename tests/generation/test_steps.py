@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from libs.kernels import triton_here
-from libs.kinds.writer import model as writers
+from libs.kinds.generative import model as writers
 from libs.models.generation import DecodeLoop, LanguageModel, Request, Settings, load_language_model
 from libs.models.generation.decoding import graphs as graphs_module
 from libs.models.generation.decoding.graphs import StepGraphs
@@ -27,7 +27,7 @@ from libs.models.runtime.graphs.buckets import Uses
 from libs.models.runtime.graphs.graphs import Event, Graphs, Owner
 from tests.generation.checkpoints import prompts, write, written
 from tests.generation.served import write as write_served
-from tests.generation.test_writing import finished
+from tests.generation.test_loop import finished
 from tests.kernels.ways import use_dense
 from tests.support.graphs import FakeCapture
 
@@ -47,8 +47,8 @@ SEQUENCES = (1, 2, 4)
 
 
 @dataclass
-class Told:
-    """An owner: `limit`: bytes that it grants."""
+class EventRecorder:
+    """Records the events of an owner that grants at most `limit` bytes."""
 
     limit: int = 1 << 40
     reserved: int = 0
@@ -86,7 +86,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def graphs_of(
-    loop: DecodeLoop, reported: Told, capture: FakeCapture, *, check_every: int = 1 << 30
+    loop: DecodeLoop, reported: EventRecorder, capture: FakeCapture, *, check_every: int = 1 << 30
 ) -> StepGraphs:
     graphs = loop.keep_graphs(capture, reported.owner)
     assert graphs is not None
@@ -102,17 +102,17 @@ def capture_all(graphs: StepGraphs) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2"])
 @pytest.mark.usefixtures("triton")
-def test_steps_write_what_transformers_writes(name: str, tmp_path: Path) -> None:
+def test_steps_generate_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
     """Eagerly, then from graphs: sequences of different lengths, of which one after the other
     joins.
     """
     model = write(name, tmp_path)
-    writer, inputs = load(tmp_path), prompts(3)
+    language_model, inputs = load(tmp_path), prompts(3)
     wanted = written(model, inputs, MAX_NEW_TOKENS)
     requested = [Request(ids, most=MAX_NEW_TOKENS) for ids in inputs]
-    loop = DecodeLoop(writer, 64, most_rows=40)
+    loop = DecodeLoop(language_model, 64, most_rows=40)
     assert [text for text, _ in finished(loop, requested, every=2)] == wanted
-    reported, capture = Told(), FakeCapture()
+    reported, capture = EventRecorder(), FakeCapture()
     capture_all(graphs_of(loop, reported, capture))
     assert [text for text, _ in finished(loop, requested, every=2)] == wanted
     assert reported.events.count("replayed") == sum(each.replays for each in capture.made) > 0
@@ -129,9 +129,11 @@ def test_choices_that_need_scores_are_the_same_from_a_graph(
     a bounded vocabulary.
     """
     monkeypatch.setattr(graphs_module, "SEQUENCES", (8,))
-    writer = load(llama[1])
-    writer.settings = replace(writer.settings, vocabulary=writer.vocabulary - 40)
-    plain, own = prompts(1)[0], writer.settings
+    language_model = load(llama[1])
+    language_model.settings = replace(
+        language_model.settings, vocabulary=language_model.vocabulary - 40
+    )
+    plain, own = prompts(1)[0], language_model.settings
     requested = [
         Request(plain, most=MAX_NEW_TOKENS),
         Request(plain, most=MAX_NEW_TOKENS, settings=replace(own, temperature=1.0), seed=b"seed"),
@@ -139,20 +141,20 @@ def test_choices_that_need_scores_are_the_same_from_a_graph(
         Request(plain, most=MAX_NEW_TOKENS, top_logprobs=2),
         Request(plain, most=MAX_NEW_TOKENS, settings=replace(own, no_repeat_ngram=2)),
     ]
-    loop = DecodeLoop(writer, 64)
+    loop = DecodeLoop(language_model, 64)
     eager = finished(loop, requested)
     capture = FakeCapture()
-    capture_all(graphs_of(loop, Told(), capture))
+    capture_all(graphs_of(loop, EventRecorder(), capture))
     assert finished(loop, requested) == eager
     assert sum(each.replays for each in capture.made)
-    assert all(max(text) < writer.vocabulary - 40 for text, _ in eager)
+    assert all(max(text) < language_model.vocabulary - 40 for text, _ in eager)
 
 
 @pytest.mark.usefixtures("triton")
 def test_all_sizes_are_captured_at_a_load_the_largest_first(
     llama: tuple[transformers.PreTrainedModel, Path],
 ) -> None:
-    reported, capture = Told(), FakeCapture(size=100)
+    reported, capture = EventRecorder(), FakeCapture(size=100)
     loop = DecodeLoop(load(llama[1]), 8)
     graphs = graphs_of(loop, reported, capture)
     capture_all(graphs)
@@ -170,7 +172,7 @@ def test_all_sizes_are_captured_at_a_load_the_largest_first(
 def test_without_memory_steps_are_eager_and_captured_later(
     llama: tuple[transformers.PreTrainedModel, Path],
 ) -> None:
-    reported, capture = Told(limit=10), FakeCapture()
+    reported, capture = EventRecorder(limit=10), FakeCapture()
     loop = DecodeLoop(load(llama[1]), 8)
     graphs = graphs_of(loop, reported, capture)
     capture_all(graphs)
@@ -191,7 +193,7 @@ def test_graph_that_differs_or_fails_is_the_last(
     model, directory = llama
     inputs = prompts(1)
     wanted = written(model, inputs, MAX_NEW_TOKENS)
-    reported, capture = Told(), FakeCapture()
+    reported, capture = EventRecorder(), FakeCapture()
     loop = DecodeLoop(load(directory), 8)
     graphs = graphs_of(loop, reported, capture, check_every=1)
     capture_all(graphs)
@@ -217,7 +219,7 @@ def test_graph_that_differs_or_fails_is_the_last(
     )
     assert [text for text, _ in finished(loop, [Request(inputs[0], most=MAX_NEW_TOKENS)])] == wanted
 
-    reported, capture = Told(), FakeCapture()
+    reported, capture = EventRecorder(), FakeCapture()
     capture.error = RuntimeError("operation not permitted when stream is capturing")
     graphs = graphs_of(loop, reported, capture)
     capture_all(graphs)
@@ -252,14 +254,16 @@ def test_inputs_overwrite_those_before_and_are_aligned() -> None:
 
 def test_on_a_cpu_nothing_changes(llama: tuple[transformers.PreTrainedModel, Path]) -> None:
     loop = DecodeLoop(load(llama[1]), 8)
-    assert loop.keep_graphs(FakeCapture(), Told().owner) is None
+    assert loop.keep_graphs(FakeCapture(), EventRecorder().owner) is None
 
 
 @pytest.mark.usefixtures("triton")
 def test_model_captures_between_batches_and_parks_without_graphs(tmp_path: Path) -> None:
     write_served("qwen3", tmp_path)
-    model = writers.load(Source(tmp_path, "random/writer", torch.device("cpu"), torch.float32))
-    reported, capture = Told(), FakeCapture()
+    model = writers.load(
+        Source(tmp_path, "random/language_model", torch.device("cpu"), torch.float32)
+    )
+    reported, capture = EventRecorder(), FakeCapture()
     assert [model.awaits_capture] == [False]
     model.keep_graphs(Graphs(capture, reported.owner, most=8))
     assert ([model.awaits_capture], capture.made) == ([True], [])

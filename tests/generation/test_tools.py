@@ -150,7 +150,7 @@ def test_model_that_may_call_writes_text_or_whole_calls(tmp_path: Path) -> None:
     jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
 
 
-def test_calls_are_read_and_what_is_none_stays_text() -> None:
+def test_calls_are_parsed_and_other_text_stays_text() -> None:
     two = (
         '{"name": "f", "arguments": {"a": "é"}}\n</tool_call>\n'
         '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'

@@ -1,3 +1,1 @@
-"""What `make gpu` packs and runs, as far as it can be tested without a GPU and without a
-network.
-"""
+"""Tests of `make gpu`, as far as it can be tested without a GPU and without a network."""

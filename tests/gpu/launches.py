@@ -1,4 +1,4 @@
-"""How many kernels a forward launches on a GPU, counted without one: the encoder runs on the meta
+"""Counts of the kernels that a forward launches on a GPU, without one: the encoder runs on the meta
 device, where tensors have no values, on the path that CUDA tensors take, and every operator that
 launches something is counted.
 

@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_manifest_lists_the_largest_first_and_comes_back_from_json(folder: Path) -> None:
+def test_manifest_lists_the_largest_first_and_survives_json(folder: Path) -> None:
     manifest = gpu_bundle.listed(folder, "key", ["a==1"])
     assert [(one.name, one.bytes) for one in manifest.files] == [
         ("model.tar.xz", 30),
@@ -83,8 +83,8 @@ def test_bundle_is_current_while_it_is_whole_and_made_of_the_same(folder: Path) 
         gpu_bundle.current(folder, "key")
 
 
-def test_key_changes_with_what_is_asked_for() -> None:
-    assert gpu_bundle.key_of(["a==1"]) != gpu_bundle.key_of(["a==2"])
+def test_key_changes_with_the_requested_pins() -> None:
+    assert gpu_bundle.bundle_key(["a==1"]) != gpu_bundle.bundle_key(["a==2"])
 
 
 def test_bundle_that_is_too_large_is_refused_with_its_largest_files() -> None:
@@ -141,7 +141,7 @@ def test_libraries_of_a_program() -> None:
     )
 
 
-def test_script_says_what_to_do_without_a_bundle(tmp_path: Path) -> None:
+def test_script_without_a_bundle_prints_advice(tmp_path: Path) -> None:
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/gpu_run.sh").write_text((ROOT / "tools/gpu_run.sh").read_text())
     done = subprocess.run(

@@ -21,7 +21,7 @@ from libs.kernels.attention import paged_triton
 from libs.kernels.layout import Layout, upload
 from libs.kernels.rows.norms import rms_norm
 from libs.kernels.rows.segments import reduce
-from libs.kinds.writer import model as writers
+from libs.kinds.generative import model as generative_models
 from libs.models import (
     ClassifyWork,
     EncodeWork,
@@ -124,10 +124,10 @@ def test_kernels_of_decode_steps_are_compiled_by_the_load(tmp_path: Path) -> Non
     """Each number of splits is another variant, which a request would otherwise wait for."""
     write_served("qwen3", tmp_path)
     with fake_cuda(computes=False) as device:
-        model = writers.load(Source(tmp_path, "random/writer", DEVICE, torch.float32))
+        model = generative_models.load(Source(tmp_path, "random/generative", DEVICE, torch.float32))
         assert model.probe() > 0
         compiled = {named["SPLITS"] for name, named in device.launches if name == "_decode"}
-        kv_heads = model._reader.writer.kv_heads
+        kv_heads = model._reader.language_model.kv_heads
         assert compiled == {paged_triton.splits(count, kv_heads) for count in range(1, 65)}
         device.launches.clear()
         left = model.prepare(TextWork(["a b c", "d"])).sequences

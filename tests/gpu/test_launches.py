@@ -53,7 +53,7 @@ def test_no_family_launches_more_than_its_budget(kind: str) -> None:
         ("EmbeddingGemma-300M", 268),
     ],
 )
-def test_published_models_launch_what_the_documentation_says(model: str, budget: int) -> None:
+def test_published_models_have_the_documented_launches(model: str, budget: int) -> None:
     total, _ = counts_of(*PUBLISHED[model])
     assert total == budget
     assert f"| {budget} |" in next(
@@ -90,5 +90,5 @@ def test_every_module_with_kernels_is_recorded() -> None:
     assert all(importlib.import_module(name) for name in found)
 
 
-def test_half_precision_is_what_is_counted() -> None:
+def test_half_precision_is_counted() -> None:
     assert encoder_of("bert", 1).dtype is torch.bfloat16

@@ -134,7 +134,7 @@ def test_step_that_there_is_no_time_for_is_left(tmp_path: Path) -> None:
     assert read(tmp_path / "state/mesh.json").status == "partial"
 
 
-def test_process_is_killed_with_what_it_has_started(
+def test_process_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "GRACE_SECONDS", 0.0)
@@ -153,11 +153,11 @@ def test_steps_that_move_models_have_a_workers_allocator(monkeypatch: pytest.Mon
     found = {
         step.name
         for step in STEPS
-        if runner.environment_of(step).get("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
+        if runner.step_environment(step).get("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
     }
     assert found == {"families", "swap", "memory"}
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:native")
-    assert runner.environment_of(BY_NAME["swap"])["PYTORCH_ALLOC_CONF"] == "backend:native"
+    assert runner.step_environment(BY_NAME["swap"])["PYTORCH_ALLOC_CONF"] == "backend:native"
 
 
 def test_tests_that_need_a_gpu_are_named_as_they_are() -> None:

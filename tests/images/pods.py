@@ -19,7 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.images.engine import Engine
-from tests.k8s.manifests import Object, matches, mounted, of_kind, port_number, template
+from tests.k8s.manifests import Object, matches, mounted, objects_of_kind, port_number, template
 from tests.k8s.pods import Node, Pod
 from tests.support.waiting import wait_until
 
@@ -176,7 +176,7 @@ class ContainerPod(Pod):
         labels = template(self.workload)["metadata"]["labels"]
         return [
             one
-            for one in of_kind(self._node.objects, "Service")
+            for one in objects_of_kind(self._node.objects, "Service")
             if matches({"matchLabels": one["spec"]["selector"]}, labels)
         ]
 

@@ -210,7 +210,7 @@ def main() -> int:
     arguments = [argument for argument in sys.argv[1:] if argument.startswith("-")]
     wanted = [one for one in integrations() if not names or one.folder in names]
     if unknown := set(names) - {one.folder for one in wanted}:
-        print(f"there is no integration {', '.join(sorted(unknown))}", file=sys.stderr)
+        print(f"unknown integration {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
     found = asyncio.run(run(wanted, arguments))
     if not arguments:

@@ -132,11 +132,11 @@ class Recorder:
 
 @dataclass
 class Limited:
-    """Wraps the application for a rate-limited tenant. `told` counts the responses with 429."""
+    """Wraps the application for a rate-limited tenant. `refusals` counts the responses with 429."""
 
     application: Any
     tenant: str = ""
-    told: int = 0
+    refusals: int = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -148,7 +148,7 @@ class Limited:
         async def counting(event: Any) -> None:
             if event.get("status") == 429:
                 assert any(name == b"retry-after" for name, _ in event["headers"])
-                self.told += 1
+                self.refusals += 1
             await send(event)
 
         await self.application(scope, receive, counting)
@@ -168,8 +168,8 @@ async def calls(
     found: list[dict[str, Any]] = []
     async for line in process.stdout:
         found.append(json.loads(line))
-        told, limited.told = limited.told, 0
-        if found[-1]["call"].endswith(WAITED) and not told and not found[-1]["error"]:
+        refusals, limited.refusals = limited.refusals, 0
+        if found[-1]["call"].endswith(WAITED) and not refusals and not found[-1]["error"]:
             found[-1]["error"] = "no call was rate limited"
     if await process.wait() or not found:
         found.append(

@@ -1,5 +1,5 @@
-"""What `helm template` makes of charts/shoal, in a form that can be compared with what Kustomize
-makes of k8s/.
+"""The output of `helm template` for charts/shoal, in a form that can be compared with Kustomize's
+output for k8s/.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Values = dict[str, Any]
 ON: Final[Values] = {"enabled": True}
 CHART: Final = ROOT / "charts/shoal"
 FETCHED: Final = ROOT / ".cache/helm"
-"""Where `make k8s-tools` puts helm where there is none."""
+"""The folder into which `make k8s-tools` puts helm."""
 AS_KUSTOMIZE: Final[Mapping[str, Any]] = {
     "namespace": {"create": True},
     "redis": {"auth": {"generate": False}},
@@ -80,9 +80,7 @@ def chart(*all_values: Mapping[str, Any], file: str = "") -> tuple[Object, ...]:
 def helm(*words: str, values: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
     """Run helm. Notes about followed links in the chart are removed from its output."""
     found = shutil.which("helm", path=os.pathsep.join([str(FETCHED), os.environ.get("PATH", "")]))
-    assert found is not None, (
-        "there is no helm, so nothing of charts/ can be tested: make k8s-tools"
-    )
+    assert found is not None, "helm is missing, so charts/ cannot be tested: make k8s-tools"
     command = [found, *words, *(f"--values={file}" for file in values)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     done.stderr = "".join(

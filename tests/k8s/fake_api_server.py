@@ -19,8 +19,12 @@ Answer = tuple[int, dict[str, Any]]
 def FakeApiServer(
     objects: Sequence[Object], passwords: Mapping[str, str], *, namespace: str, status: int = 404
 ) -> Iterator[str]:
-    """Yields its address. It knows the kinds of `objects`. `passwords`: of the namespace's Secrets
-    by their names; `status`: its answer for any other Secret."""
+    """Run a fake API server that knows the kinds of `objects`, and yield its address.
+
+    Args:
+        passwords: The passwords of the namespace's Secrets by their names.
+        status: The answer for any other Secret.
+    """
     answers = _discovery(objects) | {
         f"/api/v1/namespaces/{namespace}/secrets/{name}": (200, _secret(name, text))
         for name, text in passwords.items()

@@ -1,4 +1,4 @@
-"""What `kubectl kustomize` makes of k8s/, and how its objects name each other."""
+"""The output of `kubectl kustomize` for k8s/, and the references between its objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT: Final = Path(__file__).parents[2]
 K8S: Final = ROOT / "k8s"
 NAMESPACE: Final = "shoal"
 FETCHED: Final = ROOT / ".cache/kubectl"
-"""Where `make k8s-tools` puts kubectl where there is none."""
+"""The folder into which `make k8s-tools` puts kubectl."""
 OVERLAYS: Final = tuple(sorted(path.name for path in (K8S / "overlays").iterdir()))
 COMPONENTS: Final = tuple(sorted(path.name for path in (K8S / "components").iterdir()))
 TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
@@ -98,9 +98,7 @@ def _built(folder: Path) -> tuple[Object, ...]:
     kubectl = shutil.which(
         "kubectl", path=os.pathsep.join([str(FETCHED), os.environ.get("PATH", "")])
     )
-    assert kubectl is not None, (
-        "there is no kubectl, so nothing of k8s/ can be tested: make k8s-tools"
-    )
+    assert kubectl is not None, "kubectl is missing, so k8s/ cannot be tested: make k8s-tools"
     done = subprocess.run(
         [kubectl, "kustomize", str(folder)],
         capture_output=True,
@@ -112,15 +110,15 @@ def _built(folder: Path) -> tuple[Object, ...]:
     assert done.stderr == "", "kustomize warns"
     return tuple(
         yaml.load_all(done.stdout, yaml.CSafeLoader)
-    )  # the other one takes most of the tests' time
+    )  # the pure Python loader takes most of the tests' time
 
 
-def of_kind(objects: Sequence[Object], *kinds: str) -> list[Object]:
+def objects_of_kind(objects: Sequence[Object], *kinds: str) -> list[Object]:
     return [one for one in objects if one["kind"] in kinds]
 
 
 def named(objects: Sequence[Object], kind: str, name: str) -> Object:
-    (found,) = (one for one in of_kind(objects, kind) if one["metadata"]["name"] == name)
+    (found,) = (one for one in objects_of_kind(objects, kind) if one["metadata"]["name"] == name)
     return found
 
 

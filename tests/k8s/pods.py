@@ -38,7 +38,7 @@ from tests.k8s.manifests import (
     matches,
     mounted,
     named,
-    of_kind,
+    objects_of_kind,
     port_number,
     template,
     title,
@@ -105,7 +105,7 @@ class Node:
 
     def secret(self, name: str) -> Mapping[str, str | bytes]:
         """Return a Secret of the manifests, or one that cert-manager or an operator creates."""
-        for one in of_kind(self.objects, "Secret"):
+        for one in objects_of_kind(self.objects, "Secret"):
             if one["metadata"]["name"] == name:
                 return {key: base64.b64decode(value) for key, value in one["data"].items()}
         if name == "redis-users":
@@ -272,7 +272,7 @@ class Pod:
 
         hosts = [
             "0.0.0.0",
-            *(one["metadata"]["name"] for one in of_kind(self._node.objects, "Service")),
+            *(one["metadata"]["name"] for one in objects_of_kind(self._node.objects, "Service")),
         ]
         path, host = ("|".join(map(re.escape, names)) for names in (self._paths, hosts))
         return re.sub(

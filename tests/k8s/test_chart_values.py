@@ -26,7 +26,7 @@ from tests.k8s.manifests import (
     containers,
     environment,
     named,
-    of_kind,
+    objects_of_kind,
     rendered,
 )
 from tools.k8s.chart import rows
@@ -147,7 +147,7 @@ def test_its_version_is_that_of_everything() -> None:
 
 def test_passwords_are_made_once_and_redis_sees_digests() -> None:
     objects = template({})
-    secrets = {one["metadata"]["name"]: _decoded(one) for one in of_kind(objects, "Secret")}
+    secrets = {one["metadata"]["name"]: _decoded(one) for one in objects_of_kind(objects, "Secret")}
     passwords = [secrets[f"redis-{role}"]["password"] for role in ("router", "scheduler")]
     assert all(re.fullmatch(r"[A-Za-z0-9]{48}", one) for one in passwords)
     assert len(set(passwords)) == 2
@@ -289,8 +289,8 @@ def test_certificates_may_be_external() -> None:
             }
         }
     )
-    assert of_kind(issued, "Issuer") == []
-    assert {one["spec"]["issuerRef"]["name"] for one in of_kind(issued, "Certificate")} == {
+    assert objects_of_kind(issued, "Issuer") == []
+    assert {one["spec"]["issuerRef"]["name"] for one in objects_of_kind(issued, "Certificate")} == {
         "corporate"
     }
 
@@ -305,7 +305,8 @@ def test_callers_may_trust_another_issuer_than_the_mesh() -> None:
         }
     )
     issuers = {
-        one["metadata"]["name"]: one["spec"]["issuerRef"] for one in of_kind(objects, "Certificate")
+        one["metadata"]["name"]: one["spec"]["issuerRef"]
+        for one in objects_of_kind(objects, "Certificate")
     }
     assert [name for name, one in issuers.items() if one == issuer] == ["gateway"]
 
@@ -347,7 +348,7 @@ def test_notes_name_pools_and_a_first_call_with_the_flags_of_the_meshs_tls(
         assert f"  {name}: " in notes
         assert f"at most {pool['max_workers']} workers" in notes
     assert f"kubectl -n {NAMESPACE} port-forward service/router 50051" in notes
-    has_tls = bool(of_kind(objects, "Certificate"))
+    has_tls = bool(objects_of_kind(objects, "Certificate"))
     assert ("--tls-ca" in notes) == has_tls
     assert ("in plain text" in notes) == (not has_tls)
 
@@ -371,13 +372,13 @@ def test_notes_name_pools_and_a_first_call_with_the_flags_of_the_meshs_tls(
 )
 def test_notes_name_the_secrets_that_pods_wait_for(values: Values) -> None:
     objects, notes = installed(values)
-    made = {one["metadata"]["name"] for one in of_kind(objects, "Secret")}
-    made |= {one["spec"]["secretName"] for one in of_kind(objects, "Certificate")}
+    made = {one["metadata"]["name"] for one in objects_of_kind(objects, "Secret")}
+    made |= {one["spec"]["secretName"] for one in objects_of_kind(objects, "Certificate")}
     text = json.dumps(objects)
     used = set(re.findall(r'"secretName": "([^"]+)"|"secretKeyRef": {"name": "([^"]+)"', text))
     used |= {
         (target["name"], "")
-        for one in of_kind(objects, "TriggerAuthentication")
+        for one in objects_of_kind(objects, "TriggerAuthentication")
         for target in one["spec"]["secretTargetRef"]
     }
     used |= {
@@ -406,8 +407,8 @@ def test_links_lead_to_k8s_and_a_package_has_their_targets(tmp_path: Path) -> No
     packaged = [one for one in yaml.safe_load_all(done.stdout) if one is not None]
     assert (
         unlike(
-            tuple(of_kind(packaged, "PrometheusRule")),
-            tuple(of_kind(rendered("components/alerts"), "PrometheusRule")),
+            tuple(objects_of_kind(packaged, "PrometheusRule")),
+            tuple(objects_of_kind(rendered("components/alerts"), "PrometheusRule")),
         )
         == []
     )

@@ -23,7 +23,7 @@ from tests.k8s.manifests import (
     containers,
     matches,
     named,
-    of_kind,
+    objects_of_kind,
     rendered,
     title,
     workloads,
@@ -101,7 +101,7 @@ def selector(prometheus: Release, kind: str) -> Object:
 def test_prometheus_of_the_guides_selects_our_objects(guide: str, kind: str) -> None:
     (prometheus,) = (one for one in releases(guide) if one.chart == "kube-prometheus-stack")
     for overlay in GUIDES[guide]:
-        ours = of_kind(rendered(overlay), kind)
+        ours = objects_of_kind(rendered(overlay), kind)
         assert ours
         for one in ours:
             assert matches(selector(prometheus, kind), one["metadata"].get("labels", {})), (
@@ -151,7 +151,7 @@ def test_operators_live_where_policies_and_settings_look_for_them(guide: str) ->
     """KEDA and Prometheus by the namespaces of the network policies."""
     where = {one.chart: one.namespace for one in releases(guide)}
     for overlay in GUIDES[guide]:
-        policies = of_kind(rendered(overlay), "NetworkPolicy")
+        policies = objects_of_kind(rendered(overlay), "NetworkPolicy")
         for policy, chart in (("scheduler", "keda"), ("metrics", "kube-prometheus-stack")):
             (peer, *_) = named(policies, "NetworkPolicy", policy)["spec"]["ingress"][0]["from"]
             assert peer["namespaceSelector"]["matchLabels"] == {
@@ -190,11 +190,11 @@ def test_chart_values_of_a_guide_render_its_overlay(guide: str, tmp_path: Path) 
     assert _images(ours) == _images(theirs)
     settings = [
         one["data"]
-        for one in of_kind(theirs, "ConfigMap")
+        for one in objects_of_kind(theirs, "ConfigMap")
         if one["metadata"]["name"].startswith("worker-env-")
     ]
     assert [named(ours, "ConfigMap", "worker-env")["data"]] == settings
-    assert of_kind(ours, "Secret") == [], "they are those that the guide has made before"
+    assert objects_of_kind(ours, "Secret") == [], "they are those that the guide has made before"
 
 
 def _as_a_shell_would(text: str) -> str:
@@ -221,7 +221,7 @@ def test_values_of_the_page_are_taken() -> None:
         re.DOTALL,
     )
     objects = template(yaml.safe_load(written), "values/gke-l4-spot.yaml")
-    assert [one["metadata"]["name"] for one in of_kind(objects, "ScaledObject")] == [
+    assert [one["metadata"]["name"] for one in objects_of_kind(objects, "ScaledObject")] == [
         "worker",
         "worker-h100",
     ]

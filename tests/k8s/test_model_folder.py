@@ -14,7 +14,7 @@ from tests.k8s.manifests import (
     component,
     containers,
     named,
-    of_kind,
+    objects_of_kind,
     rendered,
     template,
     with_components,
@@ -40,7 +40,7 @@ def test_objects_are_valid_and_in_a_separate_namespace(
     for one in objects:
         check(one)
         assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == "shoal-nodes"
-    (namespace,) = of_kind(objects, "Namespace")
+    (namespace,) = objects_of_kind(objects, "Namespace")
     assert namespace["metadata"]["name"] == "shoal-nodes", "the mesh's own is `restricted`"
 
 
@@ -88,5 +88,5 @@ def test_it_may_change_an_owner_and_nothing_else(pod: Object) -> None:
 
 
 def test_guide_has_it_applied_where_the_overlay_needs_it() -> None:
-    assert of_kind(rendered("overlays/gke-h100"), "PersistentVolume")
+    assert objects_of_kind(rendered("overlays/gke-h100"), "PersistentVolume")
     assert "kubectl apply -k k8s/model-folder" in (ROOT / "docs/deploy-gcp.md").read_text()

@@ -19,7 +19,7 @@ from tests.k8s.manifests import (
     containers,
     environment,
     named,
-    of_kind,
+    objects_of_kind,
     port_number,
     rendered,
     selected,
@@ -63,7 +63,7 @@ EDGE_IN: frozenset[Edge] = frozenset(
         ("monitoring/prometheus", "edge", 9464),
     }
 )
-"""Of `components/edge`, with `components/edge-network-policy`."""
+"""Connections of `components/edge`, with `components/edge-network-policy`."""
 OUT: frozenset[Edge] = frozenset(
     {
         *((name, "kube-system/kube-dns", 53) for name in SPEAK_DNS),
@@ -83,7 +83,7 @@ def edges(objects: tuple[Object, ...]) -> tuple[set[Edge], set[Edge]]:
     """Return the connections that the policies allow as ingress, and those allowed as egress."""
     let_in: set[Edge] = set()
     let_out: set[Edge] = set()
-    for policy in of_kind(objects, "NetworkPolicy"):
+    for policy in objects_of_kind(objects, "NetworkPolicy"):
         spec = policy["spec"]
         for workload in selected(objects, spec["podSelector"]):
             who = component(workload)
@@ -184,8 +184,8 @@ def test_nodes_of_redis_are_reached_outside_and_in_their_namespace(
 
 @pytest.mark.parametrize("name", [*EVERY, *CHARTS])
 def test_stores_are_reached_at_no_private_address(name: str) -> None:
-    """Not that of the API server, nor of pods, nodes and metadata: each address below, by IP
-    version, is within an exception.
+    """The addresses of the API server, pods, nodes and metadata are excluded: each address below,
+    by IP version, is within an exception.
     """
     private = (
         "10.0.0.1",
@@ -197,7 +197,7 @@ def test_stores_are_reached_at_no_private_address(name: str) -> None:
         "fe80::1",
         "64:ff9b::a00:1",
     )
-    for policy in of_kind(made(name), "NetworkPolicy"):
+    for policy in objects_of_kind(made(name), "NetworkPolicy"):
         for rule in policy["spec"].get("egress", ()):
             blocks = [peer["ipBlock"] for peer in rule["to"] if "ipBlock" in peer]
             if {port["port"] for port in rule["ports"]} != {443}:
@@ -212,7 +212,7 @@ def test_stores_are_reached_at_no_private_address(name: str) -> None:
 @pytest.mark.parametrize("name", [*EVERY, *CHARTS])
 def test_other_connections_are_denied(name: str) -> None:
     """Or nothing is: a component must not isolate pods of a mesh that has no policies."""
-    policies = of_kind(made(name), "NetworkPolicy")
+    policies = objects_of_kind(made(name), "NetworkPolicy")
     if not policies:
         return
     deny = named(policies, "NetworkPolicy", "deny-all")

@@ -1,5 +1,5 @@
-"""What every pod of every overlay must have: little rights, probes, bounds, an end in order; and
-that names name something.
+"""Every pod of every overlay has few rights, probes, bounds and an orderly end, and every name
+refers to an object.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.k8s.manifests import (
     matches,
     mounted,
     named,
-    of_kind,
+    objects_of_kind,
     port_number,
     rendered,
     selected,
@@ -45,7 +45,7 @@ from tests.k8s.manifests import (
 )
 
 SAFE_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "secret", "claimTemplate"}
-"""Of those that the `restricted` standard allows."""
+"""Kinds of volumes that we use, of those that the `restricted` standard allows."""
 GRACE_SECONDS = {
     "edge": EdgeSettings.from_env({}).grace_seconds,
     "router": RouterSettings.from_env({}).grace_seconds,
@@ -77,7 +77,7 @@ SUPPLIED = {"redis-users", "redis-router", "redis-scheduler", "tokens", "jwks"}
 OPEN_SERVICES = {f"shoal.v1.{name}Service" for name in ("Inference", "Model", "Mesh")} | {
     "grpc.health.v1.Health"
 }
-"""What clients and administrators call."""
+"""Methods that clients and administrators call."""
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
@@ -100,7 +100,7 @@ def pods(objects: tuple[Object, ...]) -> Iterator[tuple[Object, Object]]:
 
 
 def test_pods_have_no_rights_that_they_do_not_need(objects: tuple[Object, ...]) -> None:
-    (namespace,) = of_kind(objects, "Namespace")
+    (namespace,) = objects_of_kind(objects, "Namespace")
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     for workload in workloads(objects):
         spec = template(workload)["spec"]
@@ -197,7 +197,7 @@ def test_redis_does_not_log_commands_of_clients(key: str) -> None:
     """Valkey 8.1 keeps the beginnings of commands above 1 MiB unless its log is turned off."""
     (conf,) = (
         one["data"]["redis.conf"]
-        for one in of_kind(rendered("base"), "ConfigMap")
+        for one in objects_of_kind(rendered("base"), "ConfigMap")
         if "redis.conf" in one.get("data", {})
     )
     assert [line for line in conf.splitlines() if line.startswith(key)] == [f"{key} -1"]
@@ -218,18 +218,18 @@ def test_pods_end_before_they_are_killed(objects: tuple[Object, ...]) -> None:
 
 
 def test_selectors_select(objects: tuple[Object, ...]) -> None:
-    for one in of_kind(objects, "Service"):
+    for one in objects_of_kind(objects, "Service"):
         (workload,) = selected(objects, {"matchLabels": one["spec"]["selector"]})
         for port in one["spec"]["ports"]:
             assert port_number(workload, port["targetPort"]) == port["port"]
-    for one in of_kind(objects, "PodDisruptionBudget"):
+    for one in objects_of_kind(objects, "PodDisruptionBudget"):
         (workload,) = selected(objects, one["spec"]["selector"])
         assert workload["spec"].get("replicas", 2) >= one["spec"]["maxUnavailable"], (
             "a node could never be drained"
         )
-    for one in of_kind(objects, "NetworkPolicy"):
+    for one in objects_of_kind(objects, "NetworkPolicy"):
         assert selected(objects, one["spec"]["podSelector"])
-    for one in of_kind(objects, "PodMonitor"):
+    for one in objects_of_kind(objects, "PodMonitor"):
         for workload in selected(objects, one["spec"]["selector"]):
             assert component(workload) == one["metadata"]["name"], (
                 "jobs are called shoal/<component>"
@@ -237,7 +237,7 @@ def test_selectors_select(objects: tuple[Object, ...]) -> None:
             assert [
                 port_number(workload, end["port"]) for end in one["spec"]["podMetricsEndpoints"]
             ] == [9464]
-    for one in of_kind(objects, "Deployment", "StatefulSet"):
+    for one in objects_of_kind(objects, "Deployment", "StatefulSet"):
         labels = template(one)["metadata"]["labels"]
         assert matches(one["spec"]["selector"], labels)
         for spread in template(one)["spec"].get("topologySpreadConstraints", ()):
@@ -245,19 +245,19 @@ def test_selectors_select(objects: tuple[Object, ...]) -> None:
 
 
 def test_who_scales_has_the_say(objects: tuple[Object, ...]) -> None:
-    for one in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject"):
+    for one in objects_of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject"):
         target = one["spec"]["scaleTargetRef"]
         workload = named(objects, target.get("kind", "Deployment"), target["name"])
         assert "replicas" not in workload["spec"], "applying again would scale back"
     has_edge = "edge" in {component(workload) for workload in workloads(objects)}
-    assert len(of_kind(objects, "PodDisruptionBudget")) == 2 + has_edge
+    assert len(objects_of_kind(objects, "PodDisruptionBudget")) == 2 + has_edge
 
 
 def test_everything_named_is_there_and_everything_there_is_named(
     objects: tuple[Object, ...],
 ) -> None:
-    secrets = SUPPLIED | {one["metadata"]["name"] for one in of_kind(objects, "Secret")}
-    secrets |= {one["spec"]["secretName"] for one in of_kind(objects, "Certificate")}
+    secrets = SUPPLIED | {one["metadata"]["name"] for one in objects_of_kind(objects, "Secret")}
+    secrets |= {one["spec"]["secretName"] for one in objects_of_kind(objects, "Certificate")}
     used: set[tuple[str, str]] = set()
     for workload, container in pods(objects):
         used |= {
@@ -288,16 +288,16 @@ def test_everything_named_is_there_and_everything_there_is_named(
             path for path in paths if path.startswith("/") and not path.startswith(roots)
         ] == [], "not mounted"
         assert template(workload)["spec"]["priorityClassName"] in {
-            one["metadata"]["name"] for one in of_kind(objects, "PriorityClass")
+            one["metadata"]["name"] for one in objects_of_kind(objects, "PriorityClass")
         }
     for kind, name in used:
         named(objects, kind, name)
-    for one in of_kind(objects, "ConfigMap", "PersistentVolumeClaim"):
+    for one in objects_of_kind(objects, "ConfigMap", "PersistentVolumeClaim"):
         is_for_grafana = "grafana_dashboard" in one["metadata"].get("labels", {})
         assert (one["kind"], one["metadata"]["name"]) in used or is_for_grafana, (
             f"nobody uses {title(one)}"
         )
-    for one in of_kind(objects, "TriggerAuthentication"):
+    for one in objects_of_kind(objects, "TriggerAuthentication"):
         assert {target["name"] for target in one["spec"]["secretTargetRef"]} <= secrets
 
 
@@ -324,7 +324,7 @@ def addresses(objects: tuple[Object, ...]) -> Iterator[tuple[str, str, int]]:
             if isinstance(value, str) and key in ("SHOAL_ROUTERS", "SHOAL_REDIS_URL"):
                 for host, port in re.findall(r"([\w.-]+):(\d+)", value):
                     yield title(workload), host, int(port)
-    for one in of_kind(objects, "ScaledObject"):
+    for one in objects_of_kind(objects, "ScaledObject"):
         for trigger in one["spec"]["triggers"]:
             host, _, port = trigger["metadata"]["scalerAddress"].partition(":")
             yield title(one), host, int(port)
@@ -335,7 +335,7 @@ def test_addresses_are_those_of_services(objects: tuple[Object, ...]) -> None:
     assert len(found) >= 3
     for who, host, port in found:
         if host == "redis.example":
-            assert not of_kind(objects, "StatefulSet"), "the overlay's own to say"
+            assert not objects_of_kind(objects, "StatefulSet"), "the overlay's own to say"
             continue
         name, _, domain = host.partition(".")
         assert domain in ("", "shoal.svc.cluster.local")
@@ -344,7 +344,7 @@ def test_addresses_are_those_of_services(objects: tuple[Object, ...]) -> None:
 
 
 def test_open_services_are_marked_and_with_tls_none_is_open(objects: tuple[Object, ...]) -> None:
-    has_tls = bool(of_kind(objects, "Certificate"))
+    has_tls = bool(objects_of_kind(objects, "Certificate"))
     for workload, container in pods(objects):
         variables = environment(objects, container)
         if component(workload) == "redis":
@@ -362,24 +362,24 @@ def test_open_services_are_marked_and_with_tls_none_is_open(objects: tuple[Objec
         assert not has_tls or variables["SHOAL_REDIS_URL"].startswith(
             ("rediss://", "rediss+sentinel://", "rediss+cluster://")
         )
-    for service in of_kind(objects, "Service"):
+    for service in objects_of_kind(objects, "Service"):
         for port in service["spec"]["ports"]:
             is_plain = port["name"] == "grpc" and not has_tls
             assert has_tls or service["spec"].get("type", "ClusterIP") == "ClusterIP", (
                 "open to whoever reaches the network"
             )
             assert port.get("appProtocol") == ("kubernetes.io/h2c" if is_plain else None)
-    for scaled in of_kind(objects, "ScaledObject"):
-        assert ("authenticationRef" in scaled["spec"]["triggers"][0]) == has_tls or not of_kind(
-            objects, "TriggerAuthentication"
-        )
+    for scaled in objects_of_kind(objects, "ScaledObject"):
+        assert (
+            "authenticationRef" in scaled["spec"]["triggers"][0]
+        ) == has_tls or not objects_of_kind(objects, "TriggerAuthentication")
 
 
 def test_certificates_name_their_holders_as_servers_read_it() -> None:
     objects = with_components("tls", "keda", "keda-tls")
     leaves = {
         one["metadata"]["name"]: one["spec"]
-        for one in of_kind(objects, "Certificate")
+        for one in objects_of_kind(objects, "Certificate")
         if not one["spec"].get("isCA")
     }
     assert set(leaves) == {"router", "scheduler", "worker", "scaler", "redis"}
@@ -388,7 +388,7 @@ def test_certificates_name_their_holders_as_servers_read_it() -> None:
         assert "client auth" in spec["usages"]
         services = {
             one["metadata"]["name"]
-            for one in of_kind(objects, "Service")
+            for one in objects_of_kind(objects, "Service")
             if one["metadata"]["name"].startswith(role)
         }
         hosts = {
@@ -421,17 +421,19 @@ def test_way_in_is_the_routers_port_in_private_networks_and_policies_let_it_in()
     assert [port_number(router, port["port"]) for port in rule["ports"]] == [
         port["port"] for port in spec["ports"]
     ]
-    assert not of_kind(with_components("tls", "load-balancer"), "NetworkPolicy"), (
+    assert not objects_of_kind(with_components("tls", "load-balancer"), "NetworkPolicy"), (
         "a mesh without policies has none by this"
     )
 
 
 def test_gateway_leads_to_routers_that_it_checks_and_its_own_certificate_is_nobodys() -> None:
     objects = with_components("tls", "tokens", "gateway")
-    issued = {one["spec"]["secretName"]: one["spec"] for one in of_kind(objects, "Certificate")}
+    issued = {
+        one["spec"]["secretName"]: one["spec"] for one in objects_of_kind(objects, "Certificate")
+    }
     gateway = named(objects, "Gateway", "shoal")["spec"]
     (listener,) = gateway["listeners"]
-    (route,) = of_kind(objects, "GRPCRoute")
+    (route,) = objects_of_kind(objects, "GRPCRoute")
     (parent,) = route["spec"]["parentRefs"]
     assert (parent["name"], parent["sectionName"]) == ("shoal", listener["name"])
     (rule,) = route["spec"]["rules"]
@@ -452,7 +454,9 @@ def test_gateway_leads_to_routers_that_it_checks_and_its_own_certificate_is_nobo
 
 def test_gateway_leads_to_an_edge_that_it_checks_and_gives_it_the_time_that_it_takes() -> None:
     objects = with_components("tls", "tokens", "edge", "edge-tls", "edge-gateway")
-    issued = {one["spec"]["secretName"]: one["spec"] for one in of_kind(objects, "Certificate")}
+    issued = {
+        one["spec"]["secretName"]: one["spec"] for one in objects_of_kind(objects, "Certificate")
+    }
     (listener,) = named(objects, "Gateway", "edge")["spec"]["listeners"]
     route = named(objects, "HTTPRoute", "edge")["spec"]
     (parent,) = route["parentRefs"]
@@ -506,7 +510,7 @@ def test_pools_are_those_of_the_workers_and_as_large(
         pool = pools.spec(variables["SHOAL_POOL"])
         assert pool.device == variables["SHOAL_DEVICE"]
         assert pool.spot == (variables.get("SHOAL_SPOT", "none") != "none")
-        for scaled in of_kind(deployable, "ScaledObject"):
+        for scaled in objects_of_kind(deployable, "ScaledObject"):
             if scaled["spec"]["scaleTargetRef"]["name"] == workload["metadata"]["name"]:
                 assert scaled["spec"]["maxReplicaCount"] == pool.max_workers
                 assert scaled["spec"]["cooldownPeriod"] >= (
@@ -541,8 +545,8 @@ def test_each_claim_on_eks_names_a_class_that_is_there(name: str) -> None:
     and kind have a default.
     """
     objects = rendered(f"overlays/{name}")
-    classes = {one["metadata"]["name"] for one in of_kind(objects, "StorageClass")}
-    claims = of_kind(objects, "PersistentVolumeClaim")
+    classes = {one["metadata"]["name"] for one in objects_of_kind(objects, "StorageClass")}
+    claims = objects_of_kind(objects, "PersistentVolumeClaim")
     claims += [
         claim
         for workload in workloads(objects)
@@ -554,13 +558,13 @@ def test_each_claim_on_eks_names_a_class_that_is_there(name: str) -> None:
         volume = claim["spec"].get("volumeName")
         if chosen == "":
             assert volume in [
-                one["metadata"]["name"] for one in of_kind(objects, "PersistentVolume")
+                one["metadata"]["name"] for one in objects_of_kind(objects, "PersistentVolume")
             ]
         else:
             assert chosen in classes
-    for one in of_kind(objects, "StorageClass"):
+    for one in objects_of_kind(objects, "StorageClass"):
         assert one["provisioner"] == "ebs.csi.aws.com"
-        assert one["parameters"]["encrypted"] == "true", "what is queued are texts of clients"
+        assert one["parameters"]["encrypted"] == "true", "queued jobs contain texts of clients"
         assert one["volumeBindingMode"] == "WaitForFirstConsumer", (
             "the disk would be in another zone than its pod"
         )

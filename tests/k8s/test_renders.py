@@ -22,7 +22,7 @@ from tests.k8s.manifests import (
     Object,
     build,
     named,
-    of_kind,
+    objects_of_kind,
     rendered,
     title,
 )
@@ -107,7 +107,7 @@ def test_invalid_object_is_found(kind: str, path: tuple[str | int, ...], value: 
     import jsonschema
     import kubernetes_validate
 
-    one = json.loads(json.dumps(of_kind(rendered("overlays/gke-l4-spot"), kind)[-1]))
+    one = json.loads(json.dumps(objects_of_kind(rendered("overlays/gke-l4-spot"), kind)[-1]))
     check(one)
     place: Any = one
     for key in path[:-1]:
@@ -141,8 +141,8 @@ def test_kustomizations_are_of_today_and_name_all_that_is_there(file: Path) -> N
     )
     assert not DEPRECATED & set(document)
     text = file.read_text()
-    beside = [path.name for path in file.parent.iterdir() if path != file]
-    assert [name for name in beside if name not in text] == [], "files that nothing uses"
+    other_files = [path.name for path in file.parent.iterdir() if path != file]
+    assert [name for name in other_files if name not in text] == [], "files that nothing uses"
     assert all(not one.get("includeSelectors") for one in document.get("labels", ()))
 
 
@@ -228,7 +228,7 @@ def test_overlay_sets_the_address_of_an_external_redis(tmp_path: Path) -> None:
     )
     reported = {
         one["metadata"]["name"].rpartition("-")[0]: one.get("data", {})
-        for one in of_kind(objects, "ConfigMap")
+        for one in objects_of_kind(objects, "ConfigMap")
     }
     assert {name: reported[name]["SHOAL_REDIS_URL"] for name in urls} == urls
     assert {reported[name]["SHOAL_REDIS_CA"] for name in urls} == {""}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from libs.queue.connection.acl import acl_file
-from libs.setting import variables_of
+from libs.setting import list_variables
 from services.edge.settings import Settings as EdgeSettings
 from services.router.admission.tenants import parse_tenants
 from services.router.settings import Settings as RouterSettings
@@ -169,7 +169,7 @@ def asked(service: str) -> set[str]:
 
 
 def declared(service: str) -> set[str]:
-    return {setting.variable for setting in variables_of(SETTINGS[service])}
+    return {setting.variable for setting in list_variables(SETTINGS[service])}
 
 
 def variable_names(objects: tuple[Object, ...], service: str) -> set[str]:

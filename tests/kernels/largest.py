@@ -1,4 +1,4 @@
-"""How much a computation holds at a time."""
+"""Measurement of the memory that a computation holds at a time."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_replay_and_its_copy_do_not_wait_for_the_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "pooling", ["mean_tokens", "cls_token", "lasttoken", "weightedmean_tokens"]
 )
-def test_models_vectors_come_from_its_graphs(tmp_path: Path, pooling: Pooling) -> None:
+def test_vectors_of_a_model_are_computed_by_its_graphs(tmp_path: Path, pooling: Pooling) -> None:
     """The whole way: expected shapes are captured after the load, with the head, and checked."""
     model = model_of(tmp_path, pooling)
     batches = [
@@ -366,7 +366,7 @@ def _recovers() -> object:
 
 @pytest.mark.parametrize("other", [_pins, _loads, _trims, _recovers])
 @torch.inference_mode()
-def test_captures_beside_other_threads(tmp_path: Path, other: Callable[[], object]) -> None:
+def test_captures_next_to_other_threads(tmp_path: Path, other: Callable[[], object]) -> None:
     """Adapters and outputs use the device without a lock; loads and trims wait for a capture, which
     does not start during them.
     """

@@ -33,7 +33,7 @@ TOKENS = 40
 
 
 @dataclass
-class Told:
+class EventRecorder:
     events: list[tuple[Event, str]] = field(default_factory=list)
 
     @property
@@ -68,10 +68,10 @@ def texts(loop: DecodeLoop, asked: Sequence[Ids]) -> list[list[int]]:
 def test_tokens_are_those_of_gathered_keys(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = load(tmp_path, name, torch.float32)
-    loop = DecodeLoop(writer, 64)
+    language_model = load(tmp_path, name, torch.float32)
+    loop = DecodeLoop(language_model, 64)
     by_kernel = texts(loop, prompts())
-    reported, capture = Told(), CudaCapture(torch.device("cuda"))
+    reported, capture = EventRecorder(), CudaCapture(torch.device("cuda"))
     graphs = loop.keep_graphs(capture, reported.owner)
     assert graphs is not None
     with torch.inference_mode():
@@ -83,7 +83,7 @@ def test_tokens_are_those_of_gathered_keys(
     assert (reported.count("differed"), reported.count("failed")) == (0, 0)
     assert reported.count("replayed") > reported.count("checked") > 0
     monkeypatch.setattr(paged_triton, "takes", lambda heads, kv_heads, dim: False)
-    assert by_kernel == texts(DecodeLoop(writer, 64), prompts())
+    assert by_kernel == texts(DecodeLoop(language_model, 64), prompts())
     assert from_graphs == by_kernel
     graphs.drop()
     torch.cuda.synchronize()
@@ -93,9 +93,9 @@ def test_tokens_are_those_of_gathered_keys(
 
 @torch.inference_mode()
 def test_step_does_not_wait_for_the_device(tmp_path: Path) -> None:
-    writer = load(tmp_path, "qwen3", torch.bfloat16)
-    pages = writer.pages(8)
-    steps = StepForward(writer, pages)
+    language_model = load(tmp_path, "qwen3", torch.bfloat16)
+    pages = language_model.pages(8)
+    steps = StepForward(language_model, pages)
     rows = [StepRow(5, 0, 1, [3]), StepRow(7, 0, 1, [6])]
     shape = StepShape(4, steps.width)
     inputs = np.zeros(shape.size, np.int32)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from libs.kernels.linear import int8
-from libs.kernels.linear.int8 import Int8Weight, TorchInt8, Way, codes_of
+from libs.kernels.linear.int8 import Int8Weight, TorchInt8, Way, quantise_rows
 from libs.kernels.linear.lora import Delta, LowRank, Rows
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.native import int8 as native_int8
@@ -24,8 +24,8 @@ WAYS = ("avx2", "avx512_vnni", "torch")
 SHAPES = ((384, 1152), (96, 64), (33, 7), (1, 5), (70, 130), (300, 65))
 ROWS = (1, 2, 3, 4, 5, 6, 7, 130)
 BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 1e-2}
-"""Of the largest result. A number half-way between two codes may become either; bfloat16 rounds the
-results too.
+"""Bounds relative to the largest result. A number half-way between two codes may become either;
+bfloat16 rounds the results too.
 """
 
 
@@ -47,7 +47,7 @@ def numbers(*shape: int) -> Tensor:
 
 def defined(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return the product of the decoded numbers, in float64."""
-    codes, scale = codes_of(weight)
+    codes, scale = quantise_rows(weight)
     wide = x.double()
     low = wide.amin(1, keepdim=True)
     step = (wide.amax(1, keepdim=True) - low) / 255
@@ -64,7 +64,7 @@ def error(got: Tensor, wanted: Tensor, among: Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_equals_what_the_codes_stand_for(
+def test_product_equals_that_of_the_decoded_weights(
     chosen: Way, inputs: int, outputs: int, dtype: torch.dtype
 ) -> None:
     weight, bias = numbers(outputs, inputs), numbers(outputs)
@@ -162,7 +162,7 @@ def test_codes_at_their_limits(chosen: Way) -> None:
 
 def test_range_of_each_output_is_its_own() -> None:
     weight = torch.stack((numbers(50), 1000 * numbers(50)))
-    codes, scale = codes_of(weight)
+    codes, scale = quantise_rows(weight)
     assert codes.abs().amax(1).tolist() == [127, 127]
     assert ((codes * scale[:, None] - weight).abs() <= scale[:, None] / 2 + 1e-6).all()
 
@@ -215,7 +215,7 @@ class TestPackedLinear:
         assert sum(tensor.nbytes for tensor in small.buffers()) == 96 * 64 + 12 * 64
 
     def test_weight_of_another_type_waits_as_it_is(self) -> None:
-        """Before it is quantised: a weight in float32, activations in bfloat16."""
+        """The weight is not quantised yet: it is in float32, and activations are in bfloat16."""
         layer = PackedLinear(96, 64, bias=False)
         layer.load_state_dict({"weight": numbers(64, 96)}, assign=True)
         x, residual = numbers(5, 96).bfloat16(), numbers(5, 64).bfloat16()

@@ -98,7 +98,7 @@ def test_range_is_cut_where_the_adapter_changes() -> None:
 
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_linear_adds_before_its_activation_and_beside_the_residual(
+def test_linear_adds_before_its_activation_and_next_to_the_residual(
     bias: bool, prepared: bool
 ) -> None:
     generator = torch.Generator().manual_seed(0)

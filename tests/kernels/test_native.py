@@ -54,7 +54,7 @@ def has_avx2() -> bool:
     return platform.machine() == "x86_64" and cpuinfo.exists() and " avx2 " in cpuinfo.read_text()
 
 
-@pytest.mark.skipif(not has_avx2(), reason="there is no kernel for this CPU")
+@pytest.mark.skipif(not has_avx2(), reason="this CPU has no kernel")
 @pytest.mark.usefixtures("library")
 def test_where_there_is_a_compiler_it_is_used() -> None:
     """The library does not fall back unnoticed: a separate process without the variable checks
@@ -186,7 +186,7 @@ def test_threads_compute_the_same() -> None:
 
 
 @pytest.mark.usefixtures("instructions")
-def test_batch_whose_biases_change() -> None:
+def test_batch_with_changed_biases() -> None:
     """The table of a bias is kept for the layers that share it, and only for them."""
     batch = Batch.create((2, 2, 16), biased=True)
     assert batch.bias is not None
@@ -296,7 +296,7 @@ def test_trial_finds_wrong_results(library: Path) -> None:
         ("layer", "layers"),
     ],
 )
-def test_trial_finds_what_does_nothing(name: str, reported: str, library: Path) -> None:
+def test_trial_finds_a_kernel_that_does_nothing(name: str, reported: str, library: Path) -> None:
     best = loading.instruction_sets(library)[-1]
     loaded = loading.load(library, best)
     if name == "layer" and not loaded.has_layers(torch.float32):

@@ -243,7 +243,7 @@ def test_counted_forwards_and_adapters_use_torch(
     counted = Counted(monkeypatch)
     with Largest() as largest:
         encoder.forward(batch_of((9,)))
-    assert counted.layers == 0, "what it holds is to be counted"
+    assert counted.layers == 0, "the memory it holds is to be counted"
     assert largest.numbers > 0
     one = encoder.stack[1]
     assert isinstance(one, Layer)

@@ -106,7 +106,7 @@ def test_equals_attention_over_rows(
 
 
 @pytest.mark.usefixtures("_way")
-def test_queries_without_keys_of_their_own_see_what_is_stored() -> None:
+def test_queries_without_keys_see_the_stored_keys() -> None:
     """A decoder attends to an encoder's states, and pages without rows are unchanged."""
     [memory] = empty_pages(1, 4, 2, 16, torch.float32, "cpu")
     memory[0].zero_(), memory[1].zero_()

@@ -172,7 +172,7 @@ def test_sequences_without_keys_get_zeros_and_store_nothing() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="compiled where there is a GPU")
 @pytest.mark.usefixtures("interpreted")
-def test_queries_without_keys_of_their_own_see_what_is_stored() -> None:
+def test_queries_without_keys_see_the_stored_keys() -> None:
     """A decoder attends to an encoder's states."""
     [memory] = empty_pages(1, 6, 2, 16, torch.float32, "cpu")
     memory[0].fill_(torch.nan), memory[1].fill_(torch.nan)

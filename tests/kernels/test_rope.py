@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 
 # Query heads, key heads, head size and pairs: of less than a program's heads; several programs, the
 # last not full, with queries and keys in one of them; a part of each head not rotated; sizes that
-# are no powers of two.
+# are not powers of two.
 HEADS = ((2, 1, 16, 8), (300, 5, 16, 8), (3, 3, 16, 3), (7, 2, 24, 12))
 POSITIONS = (0, 1, 2, 3, 0, 1, 500)
 

@@ -1,4 +1,4 @@
-"""Which implementation a test takes on a CPU: the native library or torch's operators."""
+"""The implementation that a test uses on a CPU: the native library or torch's operators."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which device each worker of `shoal up` gets. No accelerator is needed: decisions are pure, and
-torch is also asked here.
+"""The device of each worker of `shoal up`. No accelerator is needed: decisions are pure, and torch
+is also queried here.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 from services.local.mesh import running
 from services.local.settings import Settings
-from services.local.supervision.environment import environment_of
+from services.local.supervision.environment import child_environment
 
 SECRETS = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS")
 OTHERS = (
@@ -37,7 +37,7 @@ ENVIRON = dict.fromkeys(
 
 @pytest.mark.parametrize("role", ["redis", "router", "scheduler", "worker"])
 def test_each_kind_receives_the_variables_it_needs(role: str) -> None:
-    names = environment_of(role, ENVIRON).keys()
+    names = child_environment(role, ENVIRON).keys()
     assert {"PATH", "HOME"} <= names
     assert not {*OTHERS} & names
     assert {*SECRETS, "CUDA_VISIBLE_DEVICES"} & names == (

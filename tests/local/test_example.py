@@ -1,4 +1,4 @@
-"""What `shoal up` advises to try can be done."""
+"""The commands that `shoal up` suggests work."""
 
 from __future__ import annotations
 

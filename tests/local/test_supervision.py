@@ -1,4 +1,4 @@
-"""When a child is started again, and when it is given up."""
+"""Tests of the rules by which a child is restarted or given up."""
 
 from __future__ import annotations
 

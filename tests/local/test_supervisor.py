@@ -63,7 +63,7 @@ async def test_who_ends_too_often_is_given_up_with_its_last_words_and_the_others
             assert [reported[name].state for name in ("redis", "router", "good")] == ["running"] * 3
             assert reported["bad"].restarts == 3
             assert reported["bad"].detail == "ended with status 3: no such device"
-            await until(lambda: "no such device" in said[-1], "its last words to be told")
+            await until(lambda: "no such device" in said[-1], "its last lines to be reported")
             assert sum("is restarted" in words for words in said) == 3
             bad_log = bad.log.read_text()
             assert bad_log.count("no such device") == 4

@@ -90,7 +90,7 @@ def test_air_gapped_list_has_every_image_that_is_run() -> None:
     }
 
 
-def test_air_gapped_loops_bring_what_is_run() -> None:
+def test_loops_of_the_air_gapped_guide_transfer_every_image() -> None:
     loops = re.findall(r"for target in (.*?); do", PAGES["air-gapped"])
     assert loops == ["edge router scheduler worker-cuda"] * 2
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 FAMILIES: tuple[Family, ...] = ("clip", "siglip")
 KINDS = ("colpali", "idefics3", "qwen2_vl", "colqwen2")
 FACTOR = 3
-"""How many times the error of transformers in bfloat16 an error may be."""
+"""Maximum ratio of an error to the error of transformers in bfloat16."""
 
 
 @pytest.fixture(scope="module")

@@ -177,7 +177,7 @@ def test_killed_processes_restart_and_calls_in_flight_are_answered(
                 wait_until(
                     lambda name=name: _restarts(client, name) == 1,  # type: ignore[misc]
                     120,
-                    f"{name} to come back",
+                    f"{name} to return",
                 )
                 assert _child(process.pid, name).pid != old.pid
             status = subprocess.run(

@@ -210,5 +210,5 @@ def test_hanging_load_is_abandoned_and_its_memory_freed_at_its_end(
             shoal.errors.ModelBroken, match=f"failed to load within {LOAD_SECONDS} seconds"
         ):
             hanging.result()
-    assert not memory_adds_up(client), "what a thread still holds must count"
+    assert not memory_adds_up(client), "memory that a thread still holds must count"
     release.touch()

@@ -26,7 +26,9 @@ OVERLOAD = 4.0
 its other load.
 """
 DOUBLINGS = 5
-"""Of the offered load, if the machine served most of it: it was slow while it was measured."""
+"""Maximum doublings of the offered load, if the machine served most of it because it was slow while
+it was measured.
+"""
 WORDS = (80, 100)
 """Words of a text, some 15 to 50 ms of a core: few enough requests fit that clients and routers do
 not compete with the worker.

@@ -10,7 +10,7 @@ from pathlib import Path
 import shoal
 
 from libs.queue.connection.acl import ROUTER, SCHEDULER
-from libs.queue.keys import slot_of
+from libs.queue.keys import slot_number
 from tests.mesh.test_rolling import MODEL, load
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.cluster import Cluster
@@ -22,7 +22,7 @@ OTHER_MASTERS = "redis has other masters"
 
 
 def tag_of(model: str) -> str:
-    return f"{{{slot_of(model, SLOTS)}}}"
+    return f"{{{slot_number(model, SLOTS)}}}"
 
 
 async def encode_once(address: str, model: str) -> None:

@@ -81,9 +81,8 @@ def drawers(
 def drawing(
     mesh: Cluster, threads: ThreadPoolExecutor, *files: bytes
 ) -> Iterator[list[Future[None]]]:
-    """Within the context the worker draws the first of these documents of one tenant: its process
-    is stopped in the middle of it, because a busy machine may leave the test without a core for
-    longer than the drawing takes.
+    """Stop the process that draws the first of these documents of one tenant in the middle of it,
+    because a busy machine may leave the test without a core for longer than the drawing takes.
     """
     for _ in rounds(10, "a document's process was stopped while it drew"):
         before = processor_seconds(mesh)

@@ -20,7 +20,7 @@ from tests.support.cluster import Cluster
 from tests.support.waiting import wait_until
 
 FAR, PICKLE, NEAR = "far/model", "far/pickle", "random/bert-embed"
-TEXTS = ["A model that no folder has", "comes from the hub."]
+TEXTS = ["A model that no folder has", "is downloaded from the hub."]
 
 
 @pytest.fixture(scope="module")

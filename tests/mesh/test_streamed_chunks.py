@@ -102,7 +102,7 @@ async def test_stream_adds_up_to_the_answer_through_every_router(
             items: list[Item] = ["One sentence.", BOOK, WORDS[:3000]]
             whole = await client.encode(MINILM, items, chunking=chunking)
             # Fewer if a process has no core while the chunks are computed.
-            for _ in rounds(10, "a document came in three messages"):
+            for _ in rounds(10, "a document arrives in three messages"):
                 parts = await read(client, items, chunking)
                 check(parts, whole)
                 if sum(part.first_item <= 1 for part in parts) >= 3:

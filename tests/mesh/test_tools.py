@@ -38,7 +38,7 @@ def test_reflection_lists_the_services(mesh: Cluster) -> None:
 
 
 def test_buf_curl_encodes_by_reflection(mesh: Cluster) -> None:
-    """Like grpcurl, the client only knows the address."""
+    """The client only knows the address, as grpcurl does."""
     method = f"http://{mesh.address}/shoal.v1.InferenceService/Encode"
     run = subprocess.run(
         [BUF, "curl", "--protocol", "grpc", "--http2-prior-knowledge", "--data", "@-", method],

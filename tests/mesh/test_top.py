@@ -115,7 +115,7 @@ def test_snapshot_as_text_and_of_one_pool(running: Cluster) -> None:
     ):
         assert wanted in out
     _, out, _ = run(running, "--once", "--interval", "0.5", "--pool", "h100")
-    assert "there is no pool 'h100'" in out
+    assert "the mesh has no pool 'h100'" in out
     assert "worker-0" not in out
 
 

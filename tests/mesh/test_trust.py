@@ -401,9 +401,9 @@ class traffic:  # noqa: N801
 
 def replace(path: Path, data: bytes) -> None:
     """Replace a file atomically, as Kubernetes and `shoal certs` do."""
-    beside = path.with_suffix(".new")
-    beside.write_bytes(data)
-    beside.replace(path)
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(data)
+    temporary.replace(path)
 
 
 def test_no_secret_is_in_any_log(mesh: Mesh) -> None:

@@ -29,7 +29,7 @@ from tests.support.redis import RedisServer
 from tests.support.texts import texts
 
 ROOT = Path(__file__).parents[2]
-OLD = "e7d43e31fa2948cd1ebdbcedbda41aca021acbef"
+OLD = "e1ca530fbcfacc5fdf9f31d08f3a32403a8351ef"
 MODEL = "random/bert-embed"
 TEXTS = texts(60, shortest=1, longest=12, seed=12)
 REQUESTS = 300
@@ -100,7 +100,7 @@ async def ends_idle(lanes: Lanes) -> bool:
     return False
 
 
-async def test_old_workers_and_routers_work_beside_new_ones(tmp_path: Path) -> None:
+async def test_old_workers_and_routers_work_next_to_new_ones(tmp_path: Path) -> None:
     old, root = running_from(old_tree(tmp_path / "old")), tmp_path / "models"
     write_checkpoint("bert", root / MODEL, sentence=SentenceFiles())
     each: dict[str, dict[str, str]] = {"router-1": {**old}, "worker-1": {**old}}

@@ -69,10 +69,10 @@ def test_seed_determines_the_text_alone_and_in_a_batch(client: shoal.Client) -> 
     alone = [client.extract(CHAT, [text], task)[0].text for text in TEXTS]
     others = shoal.ReadText(max_tokens=60, temperature=1.0)
     with ThreadPoolExecutor(8) as threads:
-        beside = [threads.submit(client.extract, CHAT, TEXTS * 3, others) for _ in range(3)]
+        pending = [threads.submit(client.extract, CHAT, TEXTS * 3, others) for _ in range(3)]
         together = client.extract(CHAT, TEXTS * 4, task)
         assert [one.text for one in together] == alone * 4
-        drawn = {one.text for each in beside for one in each.result()}
+        drawn = {one.text for each in pending for one in each.result()}
     assert len(drawn) > 20  # without a seed each item has a different one
     greedy = client.extract(CHAT, TEXTS, shoal.ReadText(max_tokens=40))
     assert not {one.text for one in greedy} & set(alone)

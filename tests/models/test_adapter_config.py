@@ -84,7 +84,7 @@ def test_accepted_patterns_match_as_in_python() -> None:
         "[x]" + ".?" * 90, "(x?a?)*" * 20 + "[x]", "(" * 60 + "a*" + ")*" * 60,
     ],
 )  # fmt: skip
-def test_patterns_that_would_hang_an_interpreter_take_as_long_as_they_are(pattern: str) -> None:
+def test_patterns_that_would_hang_an_interpreter_are_matched_in_linear_time(pattern: str) -> None:
     assert not compile_pattern(pattern).matches_end("a" * 300 + "!")
 
 
@@ -114,12 +114,14 @@ def write(directory: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
-def test_adapter_with_hostile_patterns_is_read_and_asked_at_once(tmp_path: Path, key: str) -> None:
+def test_adapter_with_hostile_patterns_is_read_and_matched_quickly(
+    tmp_path: Path, key: str
+) -> None:
     """Python's `re` never returned on these, and blocked all other threads of the worker."""
     adapter = read_adapter(write(tmp_path, **{key: {".?" * 40 + "[x]" * 40: 4, "query": 6}}))
     module = "base_model.model.encoder.layer.0.attention.self." + "a" * 60
-    assert (adapter.rank_of(module), adapter.scale_of(module)) == (2, 2.0)
-    assert adapter.scale_of("encoder.query") == (4 / 6 if key == "rank_pattern" else 3.0)
+    assert (adapter.module_rank(module), adapter.module_scale(module)) == (2, 2.0)
+    assert adapter.module_scale("encoder.query") == (4 / 6 if key == "rank_pattern" else 3.0)
 
 
 def test_hostile_patterns_use_bounded_memory(tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_hostile_patterns_use_bounded_memory(tmp_path: Path) -> None:
     hostile = {f"{chr(97 + number % 26)}{number}(a|b?){{99}}": 1 for number in range(1700)}
     with limited(256 << 20):
         adapter = read_adapter(write(tmp_path, rank_pattern=hostile))
-        assert adapter.rank_of("encoder." + "ab" * 400 + ".query") == 2
+        assert adapter.module_rank("encoder." + "ab" * 400 + ".query") == 2
 
 
 def test_adapter_has_no_end_of_neither_patterns_nor_modules(tmp_path: Path) -> None:

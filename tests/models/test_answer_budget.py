@@ -66,7 +66,7 @@ def scores(item: Extraction) -> list[float]:
 
 def serialized_bytes(item: Extraction) -> int:
     times = codec.Timings(0, 0, 0, 0, 0)
-    data = codec.result_of(ExtractResult([item]), revision="", tokens=0, timings=times)
+    data = codec.encode_result(ExtractResult([item]), revision="", tokens=0, timings=times)
     return worker_pb2.JobResult.FromString(data).extract.results[0].ByteSize()
 
 
@@ -121,7 +121,7 @@ def test_every_field_of_an_extraction_counts_or_is_of_fixed_size() -> None:
 
 
 @pytest.mark.parametrize("name", FILLED)
-def test_field_beside_others_leaves_less_room_for_them(name: str) -> None:
+def test_further_field_leaves_less_room_for_the_others(name: str) -> None:
     entity = Entity(0, 1, "label", 0.25, "a")
     room = next(
         size

@@ -1,4 +1,4 @@
-"""From outputs to answers: number formats, scales, thresholds, offsets."""
+"""Conversion of outputs to answers: number formats, scales, thresholds, offsets."""
 
 from __future__ import annotations
 

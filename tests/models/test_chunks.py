@@ -1,4 +1,4 @@
-"""Where texts are divided into chunks: nothing is lost, offsets are exact, and sizes are kept, for
+"""Division of texts into chunks: nothing is lost, offsets are exact, and sizes are kept, for
 tokenizers of each style.
 """
 
@@ -305,7 +305,7 @@ def test_job_that_is_cancelled_is_divided_no_further(method: ChunkMethod) -> Non
         divide(processor("bert"), work, 0, 500, check_cancelled)
 
 
-def test_two_threads_with_a_long_text_each_get_what_one_gets() -> None:
+def test_two_threads_with_a_long_text_each_get_the_tokens_of_one() -> None:
     text, own = processor("bert"), "one two three. " * 10_000
     chunking = Chunking("tokens", max_tokens=400)
     with ThreadPoolExecutor(2) as threads:

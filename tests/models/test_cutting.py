@@ -1,5 +1,5 @@
-"""Of a long text only a part is tokenised: the tokens that are kept are those of the whole, with
-every tokenizer, for any text.
+"""Only a part of a long text is tokenised: the kept tokens are those of the whole, with every
+tokenizer, for any text.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ _BOTH = [
 
 @pytest.mark.parametrize("name", _BOTH)
 @pytest.mark.parametrize("side", ["end", "start"])
-def test_long_text_costs_what_its_kept_tokens_cost(name: str, side: Truncation) -> None:
-    """Also one without an end: the tokenizer sees a small part of it."""
+def test_cost_of_a_long_text_is_that_of_its_kept_tokens(name: str, side: Truncation) -> None:
+    """The tokenizer sees a small part even of a text without an end."""
     [part] = Cutter(TOKENIZERS[name]()).parts(
         ["copying distribution and, 17 modifications. " * 20_000], LIMIT, side, never_cancelled
     )
@@ -241,7 +241,7 @@ def test_around_a_text_everything_stays() -> None:
             assert ids[-kept:].tolist() == whole[-kept:]
 
 
-def test_too_long_says_what_it_knows() -> None:
+def test_too_long_reports_the_known_numbers() -> None:
     with pytest.raises(InputTooLong, match=rf"^items\[1\]\.text has more than {LIMIT} tokens"):
         _processor("bert").encode(["a", "copying " * 10_000], "none", _where)
 
@@ -294,7 +294,7 @@ def test_labels_before_a_text_are_tokenised_a_slice_at_a_time(
 
 @pytest.mark.parametrize("side", ["end", "start"])
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_of_an_endless_word_only_what_can_matter_is_tokenised(
+def test_only_the_relevant_part_of_an_endless_word_is_tokenised(
     monkeypatch: pytest.MonkeyPatch, name: str, side: Truncation
 ) -> None:
     """Four items of one word, each character of which becomes eighteen, took 290 MiB of a worker

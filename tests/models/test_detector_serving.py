@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.image_size import Size, size_of
+from libs.image_size import Size, read_image_size
 from libs.models import PackedModel, load_model
 from libs.models.interface.results import ExtractResult
 from libs.models.interface.work import Part, RegionsWork
@@ -91,7 +91,7 @@ def test_routers_price_images_by_their_size(model: PackedModel) -> None:
     """
     reported = to_card(model.card).images
     for index, sequence in enumerate(model.prepare(job()).sequences):
-        price = image_prices.image_tokens(size_of(pictures()[index]), reported)
+        price = image_prices.image_tokens(read_image_size(pictures()[index]), reported)
         assert abs(price - sequence.tokens) <= 0.05 * sequence.tokens
     if model.card.family == "grounding-dino":
         thin, square = (

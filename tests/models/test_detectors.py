@@ -21,7 +21,7 @@ from libs.models import PackedModel
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.loading import load_detector
 from libs.models.images.detection.padded import padded_and_resized
-from libs.models.images.detection.regions import RegionOptions, regions_of
+from libs.models.images.detection.regions import RegionOptions, select_regions
 from libs.models.interface.sequences import InputSequence, Output, is_finite
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.words import Label
@@ -166,7 +166,7 @@ def test_regions_are_clipped_ordered_and_bounded() -> None:
     )
     boxes = np.array([[0.5, 0.5, 2, 2], [0.25, 0.75, 0.1, 0.2], [0.9, 2.5, 0.1, 0.1]], np.float32)
     scores = np.array([[0.5, 0.9], [0.6, 0.1], [0.99, 0.99]], np.float32)
-    found = regions_of(scores, boxes, (10, 20), asked, (0.55, 0.2))
+    found = select_regions(scores, boxes, (10, 20), asked, (0.55, 0.2))
     assert [(one.label, round(one.score, 2)) for one in found] == [("b", 0.9), ("a", 0.6)]
     assert (found[0].left, found[0].top, found[0].right, found[0].bottom) == (0, 0, 20, 10)
     assert (found[1].left, found[1].top, found[1].right, found[1].bottom) == pytest.approx(
@@ -174,7 +174,7 @@ def test_regions_are_clipped_ordered_and_bounded() -> None:
     )
     many = np.tile(boxes[:1], (5000, 1))
     assert (
-        len(regions_of(np.full((5000, 2), 0.5, np.float32), many, (10, 20), asked, (0.0, 0.0)))
+        len(select_regions(np.full((5000, 2), 0.5, np.float32), many, (10, 20), asked, (0.0, 0.0)))
         == 4097
     )
 

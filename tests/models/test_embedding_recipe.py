@@ -37,9 +37,9 @@ IMAGES_CARD = replace(CARD, kind="images")
 STATIC_CARD = replace(CARD, kind="sparse", sparse=Sparse(100, queries=StaticQueries("", "idf")))
 
 
-def id_of(card: Card = CARD, options: EncodeOptions = PLAIN, **given: str) -> str:
+def compute_id(card: Card = CARD, options: EncodeOptions = PLAIN, **given: str) -> str:
     identity = EmbeddingIdentity(card, given.get("files", FILES), given.get("format", "float32"))
-    return identity.id_of(options, given.get("adapter", ""))
+    return identity.compute_id(options, given.get("adapter", ""))
 
 
 def test_recipe_of_a_plain_request_is_fixed() -> None:
@@ -87,7 +87,7 @@ def test_recipe_of_all_facts_is_fixed() -> None:
     ],
 )
 def test_facts_that_change_no_number_keep_the_id(changes: dict[str, Any]) -> None:
-    assert id_of(replace(CARD, **changes)) == id_of()
+    assert compute_id(replace(CARD, **changes)) == compute_id()
 
 
 @pytest.mark.parametrize(
@@ -108,31 +108,31 @@ def test_facts_that_change_no_number_keep_the_id(changes: dict[str, Any]) -> Non
     ],
 )
 def test_facts_that_change_numbers_change_the_id(changes: dict[str, Any]) -> None:
-    assert id_of(replace(CARD, **changes)) != id_of()
+    assert compute_id(replace(CARD, **changes)) != compute_id()
 
 
 def test_files_adapter_and_number_format_change_the_id() -> None:
     options = EncodeOptions(adapter="org/adapter")
     ids = {
-        id_of(),
-        id_of(files=ADAPTER),
-        id_of(format="bfloat16"),
-        id_of(options=options, adapter=ADAPTER),
-        id_of(options=options, adapter=FILES),
+        compute_id(),
+        compute_id(files=ADAPTER),
+        compute_id(format="bfloat16"),
+        compute_id(options=options, adapter=ADAPTER),
+        compute_id(options=options, adapter=FILES),
     }
     assert len(ids) == 5
 
 
 def test_adapters_with_the_same_files_have_the_same_id() -> None:
     one, other = EncodeOptions(adapter="org/one"), EncodeOptions(adapter="org/other")
-    assert id_of(options=one, adapter=ADAPTER) == id_of(options=other, adapter=ADAPTER)
+    assert compute_id(options=one, adapter=ADAPTER) == compute_id(options=other, adapter=ADAPTER)
 
 
 def test_role_counts_by_its_prompt_alone() -> None:
     bare = replace(CARD, prompts={})
     roles = [EncodeOptions(role=role) for role in ("", "query", "document")]
-    assert len({id_of(bare, one) for one in roles}) == 1
-    assert len({id_of(CARD, one) for one in roles}) == 3
+    assert len({compute_id(bare, one) for one in roles}) == 1
+    assert len({compute_id(CARD, one) for one in roles}) == 3
 
 
 QUERY, DOCUMENT = EncodeOptions(role="query"), EncodeOptions(role="document")
@@ -158,27 +158,27 @@ def test_no_role_has_the_id_of_the_role_that_it_defaults_to(
     card: Card, model_default: Role, default: EncodeOptions
 ) -> None:
     identity = EmbeddingIdentity(replace(card, prompts={}), FILES, "float32", model_default)
-    assert identity.id_of(QUERY) != identity.id_of(DOCUMENT)
-    assert identity.id_of(PLAIN) == identity.id_of(default)
+    assert identity.compute_id(QUERY) != identity.compute_id(DOCUMENT)
+    assert identity.compute_id(PLAIN) == identity.compute_id(default)
 
 
 def test_role_does_not_count_in_image_models_that_ignore_it() -> None:
     bare = replace(IMAGES_CARD, prompts={})
-    assert id_of(bare, QUERY) == id_of(bare, DOCUMENT) == id_of(bare)
+    assert compute_id(bare, QUERY) == compute_id(bare, DOCUMENT) == compute_id(bare)
 
 
 def test_form_of_an_image_model_changes_the_id() -> None:
     other = replace(IMAGES_CARD, representations=("multi_vector",))
-    assert id_of(IMAGES_CARD) != id_of(other)
+    assert compute_id(IMAGES_CARD) != compute_id(other)
 
 
 def test_queries_with_another_encoder_have_its_facts() -> None:
     queries = replace(CARD, prompts={}, pooling=("cls",))
     card = replace(CARD, prompts={}, queries=queries)
     query, document = EncodeOptions(role="query"), EncodeOptions(role="document")
-    assert id_of(card, query) != id_of(card, document) == id_of(card)
+    assert compute_id(card, query) != compute_id(card, document) == compute_id(card)
     asked = replace(card, query_default=True)
-    assert id_of(asked) == id_of(asked, query) != id_of(asked, document)
+    assert compute_id(asked) == compute_id(asked, query) != compute_id(asked, document)
 
 
 def test_two_encoders_that_differ_by_their_folders_alone_have_two_ids() -> None:
@@ -188,7 +188,7 @@ def test_two_encoders_that_differ_by_their_folders_alone_have_two_ids() -> None:
         encoder_folder="document_0_Transformer",
         queries=replace(bare, encoder_folder="query_0_Transformer"),
     )
-    assert id_of(card, QUERY) != id_of(card, DOCUMENT)
+    assert compute_id(card, QUERY) != compute_id(card, DOCUMENT)
 
 
 def test_queries_of_a_router_have_the_truncation_that_is_applied() -> None:
@@ -199,7 +199,7 @@ def test_queries_of_a_router_have_the_truncation_that_is_applied() -> None:
     asked = EncodeWork(["a"], role="query", truncation="default")
     work = with_truncation(asked, identity._card)
     assert isinstance(work, EncodeWork)
-    assert identity.id_of(QUERY) == identity.id_of(EncodeOptions.from_work(work))
+    assert identity.compute_id(QUERY) == identity.compute_id(EncodeOptions.from_work(work))
     assert identity.recipe(QUERY).truncation == "start"
 
 
@@ -218,7 +218,7 @@ def test_queries_of_a_router_have_the_truncation_that_is_applied() -> None:
     ],
 )
 def test_work_with_the_same_numbers_has_the_same_id(work: EncodeWork) -> None:
-    assert id_of(options=EncodeOptions.from_work(work)) == id_of()
+    assert compute_id(options=EncodeOptions.from_work(work)) == compute_id()
 
 
 @pytest.mark.parametrize(
@@ -238,22 +238,22 @@ def test_work_with_the_same_numbers_has_the_same_id(work: EncodeWork) -> None:
 def test_mismatch_names_the_option_that_differs(work: EncodeWork, difference: str) -> None:
     identity, adapters = EmbeddingIdentity(CARD, FILES, "float32"), {"org/adapter": ADAPTER}
     options = EncodeOptions.from_work(work)
-    expected = identity.id_of(options, adapters.get(work.adapter, ""))
+    expected = identity.compute_id(options, adapters.get(work.adapter, ""))
     identity.check(options, expected, adapters)
     with pytest.raises(EmbeddingIdMismatch) as raised:
         identity.check(PLAIN, expected, adapters)
     assert difference in raised.value.message
     assert expected in raised.value.message
-    assert identity.id_of(PLAIN) in raised.value.message
+    assert identity.compute_id(PLAIN) in raised.value.message
     with pytest.raises(EmbeddingIdMismatch):
-        identity.check(options, identity.id_of(PLAIN), adapters)
+        identity.check(options, identity.compute_id(PLAIN), adapters)
 
 
 def test_mismatch_of_the_number_format_alone_is_named() -> None:
     identity = EmbeddingIdentity(CARD, FILES, "bfloat16")
     with pytest.raises(EmbeddingIdMismatch, match="only the number format differs"):
-        identity.check(PLAIN, id_of(), {})
-    identity.check(PLAIN, id_of().partition(".")[0], {})
+        identity.check(PLAIN, compute_id(), {})
+    identity.check(PLAIN, compute_id().partition(".")[0], {})
 
 
 def test_number_of_cached_ids_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,10 +265,10 @@ def test_number_of_cached_ids_is_limited(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(embedding_recipe, "embedding_id", counted)
     identity = EmbeddingIdentity(CARD, FILES, "float32")
-    assert len({identity.id_of(PLAIN) for _ in range(10)}) == len(computed) == 1
+    assert len({identity.compute_id(PLAIN) for _ in range(10)}) == len(computed) == 1
     for number in range(embedding_recipe.MAX_CACHED_IDS):
-        identity.id_of(EncodeOptions(instruction=str(number)))
-    identity.id_of(PLAIN)
+        identity.compute_id(EncodeOptions(instruction=str(number)))
+    identity.compute_id(PLAIN)
     assert len(computed) == embedding_recipe.MAX_CACHED_IDS + 2
 
 
@@ -298,8 +298,8 @@ def test_number_format_and_default_role_are_those_of_the_model() -> None:
         default_role = "query"
 
     made = identity_maker(InBfloat16(), IMAGES_CARD)(FILES)
-    assert made.id_of(PLAIN) == EmbeddingIdentity(IMAGES_CARD, FILES, "bfloat16", "query").id_of(
-        PLAIN
-    )
-    assert made.id_of(PLAIN).endswith(".bfloat16-1")
-    assert identity_maker(object(), CARD)(FILES).id_of(PLAIN).endswith(".float32")
+    assert made.compute_id(PLAIN) == EmbeddingIdentity(
+        IMAGES_CARD, FILES, "bfloat16", "query"
+    ).compute_id(PLAIN)
+    assert made.compute_id(PLAIN).endswith(".bfloat16-1")
+    assert identity_maker(object(), CARD)(FILES).compute_id(PLAIN).endswith(".float32")

@@ -92,9 +92,14 @@ class FakeCUDAGraph:
 
 
 class FakeCuda:
-    """`uses`: graphs of each pool. `underway`: pools that a capture allocates in. `is_drawing`: the
-    generator serves a capture. `cleared`: how often cuBLAS' workspaces were, and whether a capture
-    was under way."""
+    """A fake of CUDA's capture.
+
+    Attributes:
+        uses: Number of graphs of each pool.
+        underway: Pools in which a capture allocates.
+        is_drawing: Whether the generator serves a capture.
+        cleared: An entry for each clearing of cuBLAS' workspaces: whether a capture was under way.
+    """
 
     def __init__(self, *, is_fixed: bool) -> None:
         self.is_fixed = is_fixed
@@ -292,7 +297,7 @@ def test_caches_are_freed_before_a_capture_that_may_need_the_memory(
     assert gpu.emptied == 1
 
 
-def test_nothing_is_captured_beside_a_load(gpu: FakeCuda, capture: CudaCapture) -> None:
+def test_nothing_is_captured_during_a_load(gpu: FakeCuda, capture: CudaCapture) -> None:
     with sharing():
         assert capture.capture(doubled, inputs()) is None
     assert gpu.uses == {}

@@ -47,9 +47,9 @@ from libs.models.runtime.graphs.buckets import (
     MAX_WAIT_BATCHES,
     Bucket,
     Uses,
-    bucket_of,
     hot_buckets,
     max_tokens,
+    smallest_bucket,
 )
 from libs.models.runtime.graphs.buffers import fill, filled, own_batch, whole_batch
 from libs.models.runtime.graphs.capture import Forward
@@ -161,25 +161,25 @@ def test_every_batch_of_a_bucket_can_be_filled_up() -> None:
         (64,) * 7,
         (8,) * 63,
     ):
-        bucket = bucket_of(lengths, 512)
+        bucket = smallest_bucket(lengths, 512)
         assert bucket is not None
         fillers = bucket.fillers(sum(lengths), len(lengths))
         assert fillers is not None
         assert sum(lengths) + sum(fillers) == bucket.tokens
         assert len(lengths) + len(fillers) == bucket.sequences
         assert all(1 <= one <= bucket.longest for one in fillers)
-    assert bucket_of((12,), 512) == Bucket(16, 2, 16)
-    assert bucket_of((16,), 512) == Bucket(32, 2, 32), "no bucket has one sequence"
-    assert bucket_of((8, 8), 512) == Bucket(16, 2, 16), "full: no fillers"
-    assert (bucket_of((513,), 1024), bucket_of((1,) * 65, 512)) == (None, None)
+    assert smallest_bucket((12,), 512) == Bucket(16, 2, 16)
+    assert smallest_bucket((16,), 512) == Bucket(32, 2, 32), "no bucket has one sequence"
+    assert smallest_bucket((8, 8), 512) == Bucket(16, 2, 16), "full: no fillers"
+    assert (smallest_bucket((513,), 1024), smallest_bucket((1,) * 65, 512)) == (None, None)
 
 
 def test_fillers_are_no_longer_than_the_encoder_takes() -> None:
     """A bias by distance has no entry for longer ones."""
-    assert bucket_of((8, 8, 1), 8) == Bucket(32, 8, 8)
+    assert smallest_bucket((8, 8, 1), 8) == Bucket(32, 8, 8)
     assert Bucket(32, 8, 8).fillers(17, 3) == (3, 3, 3, 3, 3)
     assert Bucket(64, 2, 8).fillers(10, 1) is None
-    assert bucket_of((8,) * 64, 8) == Bucket(512, 64, 8)
+    assert smallest_bucket((8,) * 64, 8) == Bucket(512, 64, 8)
 
 
 def test_shape_is_due_after_its_uses_and_put_off_twice_as_long() -> None:
@@ -522,7 +522,7 @@ def test_encoder_that_launches_by_runs_has_none(tmp_path: Path) -> None:
     assert kept.capture.made == []
 
 
-def test_adapters_run_eagerly_beside_graphs(tmp_path: Path) -> None:
+def test_adapters_run_eagerly_next_to_graphs(tmp_path: Path) -> None:
     kept = Kept(load(write_checkpoint("bert", tmp_path / "base", sentence=SentenceFiles())))
     write_random_adapter("bert", tmp_path / "law", seed=3, r=4, target_modules=["query", "value"])
     kept.model.add_adapter("law", tmp_path / "law")
@@ -607,11 +607,11 @@ def test_two_answers_of_one_graph_may_be_on_their_way(kept: Kept) -> None:
 
 def test_small_models_have_larger_graphs() -> None:
     assert (max_tokens(22_000_000), max_tokens(50_000_000)) == (2048, 512)
-    assert bucket_of((50,) * 40, 512, 2048) == Bucket(2048, 64, 512)
-    assert bucket_of((50,) * 40, 512) is None
+    assert smallest_bucket((50,) * 40, 512, 2048) == Bucket(2048, 64, 512)
+    assert smallest_bucket((50,) * 40, 512) is None
 
 
-def test_memory_is_reserved_before_the_capture_and_resized_to_what_it_took(kept: Kept) -> None:
+def test_memory_is_reserved_before_the_capture_and_resized_to_its_use(kept: Kept) -> None:
     kept.keep()
     kept.warm(sequences(5))
     assert kept.memory.reserved == [ROUGH_BYTES + 16 * 10, 1000]

@@ -21,7 +21,7 @@ from libs.models.interface.sequences import Output
 from libs.models.interface.work import Chunking, ChunkMethod, Representation
 from libs.models.text.processing.chunking import dividing
 from libs.models.text.processing.chunking.dividing import MAX_CHUNKS
-from libs.models.text.processing.chunking.growing import notes_of
+from libs.models.text.processing.chunking.growing import embedding_notes
 from tests.mesh.conftest import write_late_interaction
 from tests.parity.test_hybrid import write_m3
 from tests.support.texts import texts
@@ -109,7 +109,7 @@ def add_all_pages(found: JoinedText) -> Iterator[None]:
 
 def chunks_of(model: PackedModel, work: EncodeWork) -> tuple[list[int], list[int], list[int]]:
     """Return the beginnings, ends and tokens of a work's chunks."""
-    chunks = notes_of(model.prepare(work)).chunks
+    chunks = embedding_notes(model.prepare(work)).chunks
     assert chunks is not None
     return chunks.starts, chunks.ends, chunks.tokens
 

@@ -33,7 +33,7 @@ from libs.catalog.detect import read_card
 from libs.errors import InvalidInput, ModelBroken
 from libs.kinds.gliner.card import read_gliner
 from libs.models import EncodeWork, PackedModel, load_model
-from libs.models.text.heads.extraction.spans import spans_of
+from libs.models.text.heads.extraction.spans import enumerate_spans
 from libs.models.text.tokenising.chat import _messages
 from libs.models.text.tokenising.regexes import PUBLISHED, slow, tried
 from libs.models.text.tokenising.renderer import rendered, rendered_text
@@ -174,7 +174,7 @@ def test_sizes_beyond_every_model_take_no_memory(checkpoint: Path, key: str, val
         load(checkpoint)
 
 
-def test_card_can_always_be_told(checkpoint: Path) -> None:
+def test_every_card_fits_into_a_report(checkpoint: Path) -> None:
     """A worker reports the cards of all models on its disk in one message: a single invalid card
     would silence it.
     """
@@ -191,14 +191,14 @@ def test_card_can_always_be_told(checkpoint: Path) -> None:
             codec.to_card(read_card(checkpoint, "org/tiny"))
 
 
-def test_failure_can_always_be_told(tmp_path: Path) -> None:
+def test_every_failure_fits_into_a_report(tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff\xfe" * 1000)
     failure = codec.failure_of(ModelBroken(f"{name}: cannot be read"))
     assert "udcff" in failure.message
     assert len(failure.message.encode()) < 10_000
 
 
-def test_texts_that_come_before_each_text_or_in_each_heartbeat_are_bounded(
+def test_prompts_and_names_in_heartbeats_are_bounded(
     checkpoint: Path,
 ) -> None:
     change(checkpoint, "config_sentence_transformers.json", prompts={"query": "q" * 100_000})
@@ -222,7 +222,7 @@ def test_texts_that_come_before_each_text_or_in_each_heartbeat_are_bounded(
 
 
 @pytest.mark.parametrize(("key", "value"), [("max_width", 10**9), ("max_len", 10**9)])
-def test_spans_are_not_counted_by_the_billion(checkpoint: Path, key: str, value: int) -> None:
+def test_number_of_spans_is_bounded(checkpoint: Path, key: str, value: int) -> None:
     """GLiNER lists words x width spans for each text, whatever of them lies in it."""
     settings = {
         "encoder_config": dict(tiny.CONFIG),
@@ -237,7 +237,7 @@ def test_spans_are_not_counted_by_the_billion(checkpoint: Path, key: str, value:
     ):
         read_gliner(checkpoint)
     with limited(BYTES):
-        assert len(spans_of(3, 1 << 30)[0]) == 6
+        assert len(enumerate_spans(3, 1 << 30)[0]) == 6
 
 
 # Tensors
@@ -342,7 +342,7 @@ def test_index_of_many_tensors_or_files_is_refused(
         7,
     ],
 )
-def test_index_names_shards_beside_it_only(tmp_path: Path, shard: object) -> None:
+def test_index_names_only_shards_in_its_folder(tmp_path: Path, shard: object) -> None:
     (tmp_path / "secret.safetensors").write_bytes(save({"a": np.zeros(1, np.float32)}))
     directory = tmp_path / "model"
     directory.mkdir()

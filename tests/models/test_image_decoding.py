@@ -204,7 +204,7 @@ def test_cmyk(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
-def test_first_picture_of_several(kind: str) -> None:
+def test_first_image_of_several(kind: str) -> None:
     frames = [Image.new("RGB", (9, 7), colour) for colour in ("red", "blue", "green")]
     pixels = decode(file_of(frames[0], kind, save_all=True, append_images=frames[1:]), FIELD)
     assert pixels.shape == (7, 9, 3)
@@ -212,7 +212,7 @@ def test_first_picture_of_several(kind: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 300), (300, 1), (1, 1)])
-def test_thin_pictures(size: tuple[int, int]) -> None:
+def test_thin_images(size: tuple[int, int]) -> None:
     assert decode(file_of(Image.new("RGB", size)), FIELD).shape == (size[1], size[0], 3)
 
 

@@ -36,7 +36,7 @@ def test_image_and_its_array_give_pillows_bytes(size: tuple[int, int]) -> None:
 
 def test_image_beyond_sixteen_mebibytes_is_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     if library.native() is None:
-        pytest.skip("there are no native kernels here")
+        pytest.skip("native kernels are missing")
     pixels = np.random.default_rng(4).integers(0, 256, (2100, 2100, 3), np.uint8)
     image, answer = Image.fromarray(pixels), wanted(pixels, (60, 70))
     assert resizing._is_exact()

@@ -56,7 +56,7 @@ def test_model_that_loses_too_much_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_where_int8_is_not_computed_a_line_says_what_is_instead(
+def test_check_without_int8_names_the_type_that_is_used(
     tmp_path: Path,
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
@@ -104,7 +104,7 @@ def test_activations_are_measured_in_int8(tmp_path: Path) -> None:
 
 
 def test_one_forward_makes_full_short_and_binary_answers(tmp_path: Path) -> None:
-    """Dimensions and data types are no part of what runs on the device."""
+    """Dimensions and data types do not change the forward pass on the device."""
     model = load_model(
         write_checkpoint("bert", tmp_path, sentence=SentenceFiles()), "org/name", CPU, torch.int8
     )

@@ -75,7 +75,7 @@ def refuse(*_: object) -> None:
     raise AssertionError("it is decoded")
 
 
-def test_hit_is_what_was_computed(clip: PackedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hit_equals_the_computed_output(clip: PackedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not decoded, has no forward, and costs the same tokens."""
     store = Store()
     assert clip.use_output_cache(store.get)
@@ -111,7 +111,7 @@ def test_nothing_has_a_key_without_a_cache(clip: PackedModel) -> None:
     assert [one.key for one in clip.prepare(work(FILES[:2])).sequences] == [b"", b""]
 
 
-def test_keys_tell_everything_apart() -> None:
+def test_keys_distinguish_all_outputs() -> None:
     image, other = Part(b"a", "", "t"), Part(b"ab", "", "t")
     found = [
         OutputCache("r1").key("dense", [image], b""),

@@ -226,7 +226,7 @@ def test_model_does_not_leave_while_the_device_computes_with_it(
     assert_equal(batch.collect(), wanted)
 
 
-def test_model_whose_batches_were_collected_leaves_at_once(model: PackedModel) -> None:
+def test_model_with_collected_batches_leaves_at_once(model: PackedModel) -> None:
     queue = model.queue = FakeQueue()
     launched(model, prepared(model, FIRST)).collect()
     queue.submissions[0].is_awaited = False

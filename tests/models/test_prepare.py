@@ -105,7 +105,7 @@ def test_cutting_keeps_the_end_that_was_asked_for(embedder: PackedModel) -> None
 
 
 def test_instruction_replaces_the_prompt(embedder: PackedModel) -> None:
-    plain, role, told = (
+    plain, role, instructed = (
         embedder.prepare(work).sequences[0].ids.tolist()
         for work in (
             EncodeWork(["query: a"]),
@@ -114,7 +114,7 @@ def test_instruction_replaces_the_prompt(embedder: PackedModel) -> None:
         )
     )
     assert plain == role
-    assert told == embedder.prepare(EncodeWork(["to: a"])).sequences[0].ids.tolist()
+    assert instructed == embedder.prepare(EncodeWork(["to: a"])).sequences[0].ids.tolist()
 
 
 def test_special_tokens_in_a_text_are_text(embedder: PackedModel) -> None:

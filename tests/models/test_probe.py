@@ -14,14 +14,14 @@ from PIL import Image
 
 from libs.models import EncodeWork, PackedModel, Part, load_model
 from libs.models.runtime.loaded.probe import LiveBytes
-from libs.models.runtime.loaded.tiers import tensors_of
+from libs.models.runtime.loaded.tiers import find_tensors
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.image_repositories import Family, write_repository
 from tests.parity.recipes import RECIPES
 from tests.parity.vlm_models import small
 
 
-def test_peak_is_of_what_lives_at_a_time() -> None:
+def test_peak_counts_tensors_that_live_at_one_time() -> None:
     before = torch.zeros(1000)
     with LiveBytes([before]) as live:
         first = before + 1  # 4,000
@@ -103,7 +103,7 @@ def test_memory_of_a_batch_of_pages(tmp_path: Path, kind: str) -> None:
             [""] * 3, parts={i: (Part(out.getvalue(), f"items[{i}].image"),) for i in range(3)}
         )
     )
-    with LiveBytes(tensors_of(*model.modules())) as live:
+    with LiveBytes(find_tensors(*model.modules())) as live:
         model.forward_all(prepared)
     model.card = replace(model.card, images=replace(model.card.images, max_tokens=1))  # type: ignore[type-var]
     model.max_tower_tokens = 1

@@ -26,7 +26,7 @@ from libs.models import (
     Work,
     load_model,
 )
-from libs.models.runtime.loaded.tiers import Arena, tensors_of
+from libs.models.runtime.loaded.tiers import Arena, find_tensors
 from tests.parity.boundary_models import make_boundary
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.gliner_models import make_reference
@@ -106,7 +106,7 @@ def _arrays(output: Output) -> list[NDArray[np.generic]]:
 
 
 def held(model: PackedModel) -> list[torch.Tensor]:
-    return tensors_of(*model.modules())
+    return find_tensors(*model.modules())
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -218,7 +218,7 @@ class _Odd(nn.Module):
 
 def test_views_of_any_type_and_shape_keep_their_places() -> None:
     odd = _Odd()
-    tensors = tensors_of(odd)
+    tensors = find_tensors(odd)
     assert len(tensors) == 7, "each once"
     wanted = [tensor.clone() for tensor in tensors]
     strides = [tensor.stride() for tensor in tensors]
@@ -231,4 +231,4 @@ def test_views_of_any_type_and_shape_keep_their_places() -> None:
     odd.weight[5, 0] = -1.0
     assert isinstance(odd.rows, torch.Tensor)
     assert odd.rows[0] == torch.tensor(-1.0).view(torch.int32), "still the same memory"
-    assert arena.bytes < 2600, "of a large base only what is used"
+    assert arena.bytes < 2600, "only the used parts of a large base"

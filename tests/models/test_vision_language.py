@@ -14,7 +14,7 @@ from shoal.v1 import models_pb2
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Hints, Overrides
 from libs.errors import TaskNotSupported
-from libs.image_size import size_of
+from libs.image_size import read_image_size
 from libs.kinds.vision_language.card import MODEL_TYPES
 from libs.models import load_model
 from libs.models.images.vlm.loading import model_types
@@ -66,7 +66,7 @@ def test_prices_are_near_the_truth(tmp_path: Path, kind: str) -> None:
     for data in pages():
         work = EncodeWork([""], parts={0: (Part(data, "items[0].image"),)})
         (sequence,) = model.prepare(work).sequences
-        price = image_price.image_tokens(size_of(data), sizes)
+        price = image_price.image_tokens(read_image_size(data), sizes)
         assert sequence.tokens / 2 <= price <= 3 * sequence.tokens + 16
 
 

@@ -41,7 +41,7 @@ def test_pages_and_queries_in_one_batch(
     assert model.probe() > 0
     given = pictured.input
     sequences = [given.sequence(data, "items[0]") for data in pages()[:4]]
-    sequences += given.of_texts(QUERIES, "query", "end", lambda number: f"items[{number}].text")
+    sequences += given.encode_texts(QUERIES, "query", "end", lambda number: f"items[{number}].text")
     together = model.forward("multi_vector", sequences)
     backwards = model.forward("multi_vector", sequences[::-1])[::-1]
     for number, sequence in enumerate(sequences):
@@ -72,7 +72,7 @@ def test_tower_is_preempted_between_its_layers(
     backbone, given = pictured.backbones[0], pictured.input
     model = joined(embedder, backbone)
     images = [given.sequence(data, "items[0]") for data in pages()[:2]]
-    texts = given.of_texts(QUERIES[:1], "query", "end", lambda number: f"items[{number}].text")
+    texts = given.encode_texts(QUERIES[:1], "query", "end", lambda number: f"items[{number}].text")
     wanted, (query,) = model.forward("multi_vector", images), model.forward("multi_vector", texts)
     queries = []
     found = model.forward(
@@ -86,7 +86,7 @@ def test_tower_is_preempted_between_its_layers(
         np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-5, atol=1e-6)
 
 
-def test_picture_of_a_batch_is_computed_once(
+def test_repeated_image_of_a_batch_is_computed_once(
     pictured: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Items share its array, like documents compared with one image."""

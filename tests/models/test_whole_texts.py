@@ -8,7 +8,7 @@ from tokenizers import Encoding, Tokenizer, models, pre_tokenizers, processors, 
 
 from libs.models.interface.work import CancelCheck, never_cancelled
 from libs.models.text.tokenising.cutting import Cutter
-from libs.models.text.tokenising.whole import MAX_WHOLE_BYTES, PIECE, Rows, rows_in_parts
+from libs.models.text.tokenising.whole import MAX_WHOLE_BYTES, PIECE, TokenRows, rows_in_parts
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\U0001f3fd"
 
@@ -153,7 +153,7 @@ def test_pieces_before_an_endless_word_stay_as_they_were_returned(tokenizer: Tok
             read.append(characters)
             return text[:characters], characters >= len(text)
 
-        parts, cutter = list[Rows](), Cutter(tokenizer)
+        parts, cutter = list[TokenRows](), Cutter(tokenizer)
         for part in rows_in_parts(cutter, read_text, never_cancelled):
             if not parts:
                 assert max(read) <= PIECE + 1

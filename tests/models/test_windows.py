@@ -38,7 +38,7 @@ from libs.models.text.processing.extraction.words import WordFrame, Words
 from libs.models.text.tokenising.text import TextProcessor
 from libs.models.text.tokenising.whole import WholeText
 from libs.models.text.windows import spans as window_spans
-from libs.models.text.windows.processor import Notes, SizesOutputs, WindowedProcessor
+from libs.models.text.windows.processor import SizesOutputs, WindowedProcessor, WindowNotes
 
 LONG = "copying distribution and modification are not covered by this License " * 12
 SENTENCES = [
@@ -171,7 +171,7 @@ def test_windows_do_not_depend_on_other_texts_of_the_job() -> None:
     text, unknown = "w " * 40, "東京 " * 40
     alone = processor.prepare(EntitiesWork([text], truncation="windows"), never_cancelled)
     both = processor.prepare(EntitiesWork([unknown, text], truncation="windows"), never_cancelled)
-    groups = cast("Notes", both.notes).groups
+    groups = cast("WindowNotes", both.notes).groups
     assert groups[1].spans == spans_of(alone)
     assert len(groups[0].spans[0]) == len(groups[1].spans[0]) == 4
 
@@ -254,7 +254,9 @@ def word_windows(
     """The windows of a model of words, in which each character is a token."""
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    frame = WordFrame(tokenizer, limit=limit, max_words=max_words, pooling="first", framed=False)
+    frame = WordFrame(
+        tokenizer, limit=limit, max_words=max_words, pooling="first", adds_special_tokens=False
+    )
     spans = frame.windows(text, [], overlap, "items[0].text", never_cancelled)
     return [text[one.start : one.end] for one in spans]
 
@@ -314,7 +316,7 @@ def test_windows_end_at_words_before_long_runs_of_space(text: str, overlap: int 
 
 def spans_of(prepared: Prepared) -> Sequence[Sequence[Span]]:
     """The windows of each text of a job of one group."""
-    (group,) = cast("Notes", prepared.notes).groups
+    (group,) = cast("WindowNotes", prepared.notes).groups
     return group.spans
 
 

@@ -39,7 +39,7 @@ TEXTS: Final = [
 QUESTIONS: Final = ["What is the capital of France?", "Write one sentence about the sea."]
 MAX_COSINE_DISTANCE: Final = 1e-5
 MAX_DIFFERENCE: Final = 1e-3
-"""Of a weight of a sparse vector, and of a probability."""
+"""Maximum difference of a weight of a sparse vector, and of a probability."""
 
 MAX_TOKENS: Final = 24
 PAIR_TOKENS: Final = 160

@@ -291,4 +291,4 @@ def test_qwen3guard_is_generative(tmp_path: Path) -> None:
     )
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))
     name = "Qwen/Qwen3Guard-Gen-0.6B"
-    assert read_card(tmp_path, name, read_catalog().overrides(name)).kind == "writer"
+    assert read_card(tmp_path, name, read_catalog().overrides(name)).kind == "generative"

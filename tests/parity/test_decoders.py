@@ -620,9 +620,9 @@ def test_checkpoint_sets_scale_and_default_instruction(tmp_path: Path) -> None:
     )
     model = load(tmp_path / "saved")
     assert_close(scores(model, ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
-    told = scores(model, ScoreWork(QUERY, TEXTS, instruction="Find jokes"))
-    assert_close(told, theirs.predict(pairs(), prompt_name="other"))
-    assert np.abs(told - scores(model, ScoreWork(QUERY, TEXTS))).min() > 1e-3
+    instructed = scores(model, ScoreWork(QUERY, TEXTS, instruction="Find jokes"))
+    assert_close(instructed, theirs.predict(pairs(), prompt_name="other"))
+    assert np.abs(instructed - scores(model, ScoreWork(QUERY, TEXTS))).min() > 1e-3
 
 
 def test_long_documents_are_truncated_within_the_template(tmp_path: Path) -> None:
@@ -817,7 +817,7 @@ def test_unsupported_generative_model_is_refused(
     )
     with pytest.raises(
         ModelBroken,
-        match=rf"`model_type` is '{kind}' and the model writes texts \({architecture}\)",
+        match=rf"`model_type` is '{kind}' and the model generates texts \({architecture}\)",
     ):
         read_card(tmp_path, "test/model")
 
@@ -860,8 +860,8 @@ def test_language_model_without_card_is_classified_by_its_files(tmp_path: Path) 
     generation settings.
     """
     write_language_model(tmp_path)
-    assert read_card(tmp_path, "test/model").kind == "writer"
-    with pytest.raises(ModelBroken, match="'writer'"):
+    assert read_card(tmp_path, "test/model").kind == "generative"
+    with pytest.raises(ModelBroken, match="'generative'"):
         load(tmp_path)
     (tmp_path / "generation_config.json").unlink()
     with pytest.raises(
@@ -996,13 +996,13 @@ def test_templates_of_shipped_cards_render_pairs(name: str, tmp_path: Path) -> N
     write_checkpoint("qwen3", tmp_path, head="causal_lm", positions=1024)
     model = load(tmp_path, read_catalog().overrides(name))
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    plain, told = SHIPPED[name]
+    plain, instructed = SHIPPED[name]
     sequences = model.prepare(ScoreWork("a query", ["a document"])).sequences
     assert tokenizer.decode(sequences[0].ids.tolist(), False) == plain
     asked = ScoreWork("a query", ["a document"], instruction="Find jokes")
-    if not told:
+    if not instructed:
         with pytest.raises(InvalidInput, match="no place for an instruction"):
             model.prepare(asked)
         return
     sequences = model.prepare(asked).sequences
-    assert told in tokenizer.decode(sequences[0].ids.tolist(), False)
+    assert instructed in tokenizer.decode(sequences[0].ids.tolist(), False)

@@ -17,7 +17,7 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from libs.errors import InvalidInput
 from libs.models.interface.packed import Packed
 from libs.models.interface.sequences import InputSequence
-from libs.models.layers.delta import CHUNK, Chunks
+from libs.models.layers.delta import CHUNK, DeltaChunks
 from libs.models.layers.encoder import Shared
 from libs.models.layers.hybrid import GatedDeltaNet
 from libs.models.layers.spec import DeltaSpec, EncoderSpec, LayerSpec
@@ -78,7 +78,7 @@ def run(layer: GatedDeltaNet, x: Tensor, lengths: list[int]) -> Tensor:
     """Apply the layer with its output projection to [tokens, hidden]."""
     batch = Packed.from_sequences([np.zeros(length, np.int32) for length in lengths])
     return layer.out.forward(
-        layer.forward(x, batch, Shared({}, None, Chunks.from_lengths(lengths)))
+        layer.forward(x, batch, Shared({}, None, DeltaChunks.from_lengths(lengths)))
     )
 
 

@@ -69,7 +69,7 @@ def formula(model: transformers.PreTrainedModel, directory: Path) -> transformer
         assert isinstance(weight, torch.Tensor)
         summed = (
             weight
-            + read.scale_of(module)
+            + read.module_scale(module)
             * tensors[f"{stem}.lora_B.weight"]
             @ tensors[f"{stem}.lora_A.weight"]
         )

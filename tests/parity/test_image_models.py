@@ -392,4 +392,4 @@ def test_size_of_naflex_equals_transformers() -> None:
             *numbers.integers(1, 4000, (40, 2)).tolist(),
         ]:
             wanted = get_image_size_for_max_num_patches(height, width, 16, most)
-            assert PatchBudget(16, most).size_of(height, width) == wanted, (height, width, most)
+            assert PatchBudget(16, most).fit_size(height, width) == wanted, (height, width, most)

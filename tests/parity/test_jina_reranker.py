@@ -48,7 +48,7 @@ class Reference:
     images: transformers.BaseImageProcessor
 
     def save(self, directory: Path) -> None:
-        """Save the model as published: without a language head, and with `score`."""
+        """Save the model as published: without a language head, with `score` next to the rest."""
         small("qwen2_vl").save(directory)  # the tokenizer, and other limits of an image's pixels
         self.model.save_pretrained(directory)
         tensors = {f"score.{name}": tensor for name, tensor in self.score.state_dict().items()}

@@ -14,7 +14,7 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from libs.errors import ModelBroken
-from libs.models.layers.rotary import rope_of
+from libs.models.layers.rotary import read_rope
 from libs.models.layers.spec import Config
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.test_families import load, packed, random_ids, reference, worst
@@ -69,8 +69,8 @@ def test_frequencies_equal_transformers(name: str, base: float) -> None:
     }
     settings = transformers.AutoConfig.for_model("llama", **size, rope_scaling=dict(SCALINGS[name]))
     frequencies, factor = ROPE_INIT_FUNCTIONS[str(SCALINGS[name]["rope_type"])](settings)
-    old = rope_of(Config(size | {"rope_scaling": SCALINGS[name]}), 64, partial=True)
-    new = rope_of(Config(settings.to_dict()), 64, partial=True)
+    old = read_rope(Config(size | {"rope_scaling": SCALINGS[name]}), 64, partial=True)
+    new = read_rope(Config(settings.to_dict()), 64, partial=True)
     assert old == new
     assert torch.equal(torch.tensor(old.frequencies), frequencies)
     assert old.factor == factor
@@ -82,19 +82,19 @@ def test_layer_types_have_separate_scalings() -> None:
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     }
     config = Config({"rope_parameters": parameters, "rope_theta": 7.0})
-    assert rope_of(config, 4, kind="full_attention").frequencies == pytest.approx(
+    assert read_rope(config, 4, kind="full_attention").frequencies == pytest.approx(
         (0.5, 0.5 / 500**0.5)
     )
-    assert rope_of(config, 4, kind="sliding_attention", theta=3.0).frequencies == pytest.approx(
+    assert read_rope(config, 4, kind="sliding_attention", theta=3.0).frequencies == pytest.approx(
         (1.0, 0.1)
     )
 
 
 def test_scaling_of_other_layers_is_ignored() -> None:
     config = Config({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 100.0})
-    assert rope_of(config, 4).frequencies == pytest.approx((0.5, 0.05))
-    assert rope_of(config, 4, scaled=False).frequencies == pytest.approx((1.0, 0.1))
-    assert rope_of(config, 4, scaled=False, theta=10_000.0).frequencies == pytest.approx(
+    assert read_rope(config, 4).frequencies == pytest.approx((0.5, 0.05))
+    assert read_rope(config, 4, scaled=False).frequencies == pytest.approx((1.0, 0.1))
+    assert read_rope(config, 4, scaled=False, theta=10_000.0).frequencies == pytest.approx(
         (1.0, 0.01)
     )
 
@@ -105,13 +105,13 @@ def test_ntk_equals_the_published_formulas() -> None:
     config = Config({"rope_theta": 100.0, "rope_scaling": {"type": "ntk", "factor": 8.0}})
     plain = [100.0 ** (-2 * i / 16) for i in range(8)]
     wanted = [value * 8.0 ** (-2 * (i + 1) / 16) for i, value in enumerate(plain)]
-    assert rope_of(config, 16).frequencies == pytest.approx(wanted, rel=1e-6)
+    assert read_rope(config, 16).frequencies == pytest.approx(wanted, rel=1e-6)
     mixed = Config(
         {"rope_theta": 100.0, "rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.7}}
     )
     wanted = [value * 8.0 ** -(((i + 1) / 8) ** 0.7) for i, value in enumerate(plain)]
-    assert rope_of(mixed, 16).frequencies == pytest.approx(wanted, rel=1e-6)
-    assert rope_of(
+    assert read_rope(mixed, 16).frequencies == pytest.approx(wanted, rel=1e-6)
+    assert read_rope(
         Config({"rope_theta": 100.0, "rope_scaling": {"type": "ntk", "factor": 1.0}}), 16
     ).frequencies == pytest.approx(plain)
 
@@ -150,7 +150,7 @@ def test_ntk_equals_the_published_formulas() -> None:
 )
 def test_refusals_name_the_key(values: Mapping[str, object], size: int, named: str) -> None:
     with pytest.raises(ModelBroken) as caught:
-        rope_of(Config(values), size, partial=True)
+        read_rope(Config(values), size, partial=True)
     assert named in str(caught.value)
 
 
@@ -159,7 +159,7 @@ def test_scaled_family_of_whole_heads_refuses_a_partial_rotation() -> None:
         {"rope_scaling": {"type": "linear", "factor": 2.0}, "partial_rotary_factor": 0.5}
     )
     with pytest.raises(ModelBroken, match=r"partial_rotary_factor is 0\.5"):
-        rope_of(config, 64)
+        read_rope(config, 64)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "gemma", "eurobert"])

@@ -270,7 +270,7 @@ def test_factor_without_its_partner_is_refused(missing: str, tmp_path: Path) -> 
         load(v3.directory)
 
 
-def test_v4_is_refused_with_what_to_use_instead(tmp_path: Path) -> None:
+def test_v4_is_refused_with_an_alternative(tmp_path: Path) -> None:
     v3 = write_jina_v3(
         tmp_path, changes={"architectures": ["JinaEmbeddingsV4Model"], "model_type": "qwen2_5_vl"}
     )

@@ -116,7 +116,7 @@ def test_counts_alone_are_those_of_whole_texts(model: PackedModel) -> None:
 
 
 @pytest.mark.parametrize("side", ["end", "start"])
-def test_truncation_returns_what_encode_keeps(
+def test_truncation_returns_the_tokens_that_encode_keeps(
     model: PackedModel, directory: Path, side: Truncation
 ) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(directory)
@@ -198,9 +198,11 @@ def test_only_image_models_with_text_encoders_tokenize(
 
 def test_generative_models_tokenize_without_a_forward_pass(tmp_path: Path) -> None:
     write("qwen3", tmp_path)
-    writer = load_served_model(tmp_path, "test/writer", torch.device("cpu"), torch.float32)
-    prepared = writer.prepare(TokenizeWork(["a text"]), never_cancelled)
-    result = writer.finish(prepared, [])
+    language_model = load_served_model(
+        tmp_path, "test/language_model", torch.device("cpu"), torch.float32
+    )
+    prepared = language_model.prepare(TokenizeWork(["a text"]), never_cancelled)
+    result = language_model.finish(prepared, [])
     assert isinstance(result, TokenizeResult)
     assert (
         result.items[0].ids.tolist()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from libs.catalog.overrides import Hints, Overrides
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
-from libs.image_size import size_of
+from libs.image_size import read_image_size
 from libs.models import load_model
 from libs.models.images.vlm.loading import load_vision_language
 from libs.models.interface.results import EncodeResult, ScoreResult, SparseRows
@@ -213,7 +213,7 @@ def test_card_sets_the_price_of_a_page(model: PackedModel, theirs: VSplade) -> N
         (sequence,) = model.prepare(
             EncodeWork([""], parts={0: (Part(data, "items[0].image"),)})
         ).sequences
-        price = image_price.image_tokens(size_of(data), sizes)
+        price = image_price.image_tokens(read_image_size(data), sizes)
         assert sequence.tokens / 2 <= price <= 3 * sequence.tokens + 16
 
 

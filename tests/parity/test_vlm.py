@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from libs.catalog.checkpoint.adapter import base_of
+from libs.catalog.checkpoint.adapter import read_base_model
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language, model_types
 from libs.models.images.vlm.tower import ImageTower
@@ -86,7 +86,7 @@ def pages_of(model: VisionLanguageModel) -> list[InputSequence]:
 
 
 def queries_of(model: VisionLanguageModel) -> list[InputSequence]:
-    return model.input.of_texts(QUERIES, "query", "end", lambda number: f"items[{number}].text")
+    return model.input.encode_texts(QUERIES, "query", "end", lambda number: f"items[{number}].text")
 
 
 def test_every_family_is_in_the_table() -> None:
@@ -144,8 +144,8 @@ def test_order_of_parts_is_kept(model: VisionLanguageModel) -> None:
         Part("and then", "parts[1]"),
         Part(second, "parts[2]"),
     ]
-    one = model.input.of_parts(parts, "items[0]")
-    swapped = model.input.of_parts(parts[::-1], "items[0]")
+    one = model.input.encode_parts(parts, "items[0]")
+    swapped = model.input.encode_parts(parts[::-1], "items[0]")
     assert one.rows is not None
     assert swapped.rows is not None
     assert one.tokens == swapped.tokens
@@ -158,7 +158,7 @@ def test_errors_name_the_part(model: VisionLanguageModel) -> None:
     good = Part(pages()[0], "items[2].parts[0]")
     for broken in (b"", pages()[5][:300], b"<svg/>"):
         with pytest.raises(InvalidInput) as caught:
-            model.input.of_parts([good, Part(broken, "items[2].parts[1]")], "items[2]")
+            model.input.encode_parts([good, Part(broken, "items[2].parts[1]")], "items[2]")
         assert caught.value.field == "items[2].parts[1]"
     mark = next(
         one
@@ -166,12 +166,12 @@ def test_errors_name_the_part(model: VisionLanguageModel) -> None:
         if model.input.text.token_id(one) == model.input.mark
     )
     with pytest.raises(InvalidInput, match="image token") as caught:
-        model.input.of_parts([good, Part(f"a {mark}", "items[2].parts[1]")], "items[2]")
+        model.input.encode_parts([good, Part(f"a {mark}", "items[2].parts[1]")], "items[2]")
     assert caught.value.field == "items[2].parts[1]"
     with pytest.raises(InvalidInput, match="image token"):
-        model.input.of_texts([mark], "query", "end", lambda number: f"items[{number}].text")
+        model.input.encode_texts([mark], "query", "end", lambda number: f"items[{number}].text")
     with pytest.raises(InputTooLong) as too:
-        model.input.of_parts([good, Part("word " * 50_000, "items[2].parts[1]")], "items[2]")
+        model.input.encode_parts([good, Part("word " * 50_000, "items[2].parts[1]")], "items[2]")
     assert too.value.field == "items[2]"
 
 
@@ -179,14 +179,16 @@ def test_long_texts_are_truncated_within_their_frame(model: VisionLanguageModel)
     long, short = "what must a licensee do? " * 3_000, "what must a licensee do? "
     frame, limit = model.input.prompts.queries, model.input.text.limit
     for truncation in ("end", "start"):
-        cut, whole = model.input.of_texts(
+        cut, whole = model.input.encode_texts(
             [long, short], "query", truncation, lambda number: f"items[{number}].text"
         )
         assert cut.tokens == limit > whole.tokens
         assert (cut.ids[-10:] == whole.ids[-10:]).all()
         assert not frame.before or cut.ids[0] == whole.ids[0]
     with pytest.raises(InputTooLong) as caught:
-        model.input.of_texts([short, long], "query", "none", lambda number: f"items[{number}].text")
+        model.input.encode_texts(
+            [short, long], "query", "none", lambda number: f"items[{number}].text"
+        )
     assert caught.value.field == "items[1].text"
 
 
@@ -219,8 +221,8 @@ def test_adapters_are_merged_into_their_base(tmp_path: Path) -> None:
     images = [opened(data) for data in pages()[:2]]
     adapted = write_vlm_adapter("qwen2_5_vl", adapter, "some/base")
     tensors = load_file(adapter / "adapter_model.safetensors")
-    assert base_of(adapter) == "some/base"
-    assert base_of(base) == ""
+    assert read_base_model(adapter) == "some/base"
+    assert read_base_model(base) == ""
     with pytest.raises(ModelBroken, match="needs its base model 'some/base'"):
         load_vision_language(adapter, dtype=torch.float32, device=CPU)
     model = load_vision_language(adapter, dtype=torch.float32, device=CPU, base=base)
@@ -243,17 +245,17 @@ def test_language_models_embed_and_rerank(tmp_path: Path) -> None:
     theirs.save(tmp_path)
     with pytest.raises(ModelBroken, match="a card must define the language model's use"):
         load_vision_language(tmp_path, dtype=torch.float32, device=CPU)
-    page, told = pages()[1], Part("a page", "items[0].parts[1]")
+    page, part = pages()[1], Part("a page", "items[0].parts[1]")
     mark = "<|vision_start|><|image_pad|><|vision_end|>"
 
     dense = load_vision_language(tmp_path, dtype=torch.float32, device=CPU, use="dense")
     begin = "<|im_start|>system\nFind it.<|im_end|>\n<|im_start|>user\n"
     end = "<|im_end|>\n<|im_start|>assistant\n"
     hidden, _ = theirs.last(f"{begin}{mark}a page{end}", [opened(page)])
-    one = dense.input.of_parts(
-        [Part(page, "items[0].parts[0]"), told], "items[0]", instruction="Find it."
+    one = dense.input.encode_parts(
+        [Part(page, "items[0].parts[0]"), part], "items[0]", instruction="Find it."
     )
-    other = dense.input.of_texts(["a page"], "document", "end", lambda _: "items[0].text")
+    other = dense.input.encode_texts(["a page"], "document", "end", lambda _: "items[0].text")
     got = vectors(dense, [one, *other], "dense")
     assert worst(got[:1], [torch.nn.functional.normalize(hidden, dim=-1)]) <= FLOAT_BOUND
     words, _ = theirs.last(
@@ -262,7 +264,7 @@ def test_language_models_embed_and_rerank(tmp_path: Path) -> None:
     assert worst(got[1:], [torch.nn.functional.normalize(words, dim=-1)]) <= FLOAT_BOUND
 
     score = load_vision_language(tmp_path, dtype=torch.float32, device=CPU, use="score")
-    pair = score.input.of_pair(
+    pair = score.input.encode_pair(
         [Part("what?", "query.text")], [Part(page, "documents[0].image")], "documents[0]"
     )
     text = f"<Instruct>: Retrieve relevant documents for the query.<Query>:what?\n<Document>:{mark}"
@@ -283,7 +285,9 @@ def test_language_models_embed_and_rerank(tmp_path: Path) -> None:
     torch.testing.assert_close(found[0, 0], logits[yes] - logits[no], rtol=1e-5, atol=1e-5)
     wordless = replace(dense.input, prompts=replace(dense.input.prompts, instruction=""))
     with pytest.raises(InvalidInput, match="takes no instruction"):
-        wordless.of_texts(["a"], "query", "end", lambda _: "items[0].text", instruction="Find it.")
+        wordless.encode_texts(
+            ["a"], "query", "end", lambda _: "items[0].text", instruction="Find it."
+        )
 
 
 def test_sentence_transformers_pooling_is_served(tmp_path: Path) -> None:

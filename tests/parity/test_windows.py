@@ -26,7 +26,7 @@ from libs.models import (
 )
 from libs.models.interface.results import Extraction
 from libs.models.interface.work import Work, never_cancelled
-from libs.models.text.windows.processor import Notes
+from libs.models.text.windows.processor import WindowNotes
 from tests.parity import gliner2_models
 from tests.parity.gliner_models import LABELS, TEXTS, make_reference
 
@@ -78,7 +78,7 @@ def test_windows_are_read_as_texts(gliner: PackedModel, flat: bool, overlap: int
     prepared = gliner.prepare(windowed)
     assert not prepared.cut_texts
     assert gliner.prepare(work).cut_texts == {"items[1].text"}
-    spans = cast("Notes", prepared.notes).groups[1].spans[0]
+    spans = cast("WindowNotes", prepared.notes).groups[1].spans[0]
     assert len(spans) > 4
     first, found = run(gliner, windowed)
     assert [first] == run(gliner, replace(work, texts=["a"]))

@@ -44,7 +44,7 @@ from tests.parity.image_repositories import canonical
 from tests.published.inputs import LABELS, PHOTOS, QUERY, TEXTS
 
 FAR: Final = 1e-4
-"""Of a cosine from 1."""
+"""Maximum difference of a cosine from 1."""
 CLOSE: Final = 1e-3
 _EXACT: Final[dict[str, Any]] = {"device": "cpu", "model_kwargs": {"dtype": torch.float32}}
 

@@ -1,4 +1,4 @@
-"""Models that write: the mesh answers with the texts of transformers' greedy generation (or its
+"""Generative models: the mesh answers with the texts of transformers' greedy generation (or its
 beams) on the same files.
 
 A comparison is called with a client of a mesh that serves the model, the model's id and the

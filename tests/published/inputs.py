@@ -1,6 +1,4 @@
-"""What published models are asked: a scanned page and a few lines of one, of scikit-image, and
-texts.
-"""
+"""Inputs of published models: a scanned page and a few of its lines (scikit-image), and texts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""How a published model is run: fetched by Shoal's own store, served by a mesh, compared and
-evicted.
-"""
+"""Runs of published models: fetched by Shoal's store, served by a mesh, compared and evicted."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from tests.published.table import Comparison
 from tests.support.cluster import Cluster
 
 SECONDS: Final = 3600.0
-"""For a call: the largest writes a page on a CPU."""
+"""Timeout of a call: the largest model generates a page on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,11 @@ class Published:
 
 @contextmanager
 def published(root: Path, store: Store, environment: Mapping[str, str]) -> Iterator[Published]:
-    """A router and a worker on this machine's CPU, in float32. `root`: of logs. `environment`: of
-    the worker.
+    """Run a router and a worker on this machine's CPU, in float32.
+
+    Args:
+        root: The folder of logs.
+        environment: Variables of the worker.
     """
     folder = root / "converted"
     folder.mkdir()

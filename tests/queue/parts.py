@@ -84,7 +84,7 @@ class Inside:
     tenants: set[str]
     queued_tokens: int
     holders: dict[str, str]
-    whose: dict[str, str]
+    tenant_of: dict[str, str]
 
 
 def raw(reply: object) -> bytes:
@@ -106,7 +106,7 @@ async def look_inside(redis: Redis) -> Inside:
         batches,
         *_,
         holders,
-        whose,
+        tenant_of,
     ) = Keys(1).lane_keys(LANE)
     members = [
         raw(member) for lane in (interactive, bulk) for member in await redis.zrange(lane, 0, -1)
@@ -128,9 +128,9 @@ async def look_inside(redis: Redis) -> Inside:
             raw(name).decode() for tags in (tags_i, tags_b) for name in await redis.hkeys(tags)
         },
         queued_tokens=sum(int(member.split(b":")[1]) for member in members),
-        whose={
+        tenant_of={
             raw(name).decode(): raw(tenant).decode()
-            for name, tenant in (await redis.hgetall(whose)).items()
+            for name, tenant in (await redis.hgetall(tenant_of)).items()
         },
         holders={
             raw(name).decode(): raw(worker).decode().rstrip()

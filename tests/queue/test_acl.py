@@ -176,7 +176,7 @@ async def as_a_scheduler(redis: Redis) -> None:
     await fleet.resign(fence)
 
 
-async def test_router_may_do_what_it_does_and_no_more(connected: As, admin: Redis) -> None:
+async def test_router_has_exactly_the_rights_that_it_uses(connected: As, admin: Redis) -> None:
     router = connected(ROUTER)
     await admin.config_resetstat()
     await as_a_router(router)
@@ -186,7 +186,7 @@ async def test_router_may_do_what_it_does_and_no_more(connected: As, admin: Redi
     )
 
 
-async def test_scheduler_may_do_what_it_does_and_no_more(connected: As, admin: Redis) -> None:
+async def test_scheduler_has_exactly_the_rights_that_it_uses(connected: As, admin: Redis) -> None:
     scheduler = connected(SCHEDULER)
     fleet = Fleet(admin)
     await Lanes(admin, router_id="a", dead_result=DEAD).enqueue(
@@ -297,7 +297,9 @@ async def test_calls_that_find_all_scripts_lost_load_them_once(connected: As, ad
     assert await script_calls(admin) == loads
 
 
-async def test_acl_that_is_too_narrow_is_told_and_survived(connected: As, admin: Redis) -> None:
+async def test_acl_without_needed_rights_is_logged_and_survived(
+    connected: As, admin: Redis
+) -> None:
     redis = connected(ROUTER)
     lanes = make_lanes(redis, Clock(), "a")
     for revoked in ("evalsha", "zadd"):
@@ -310,7 +312,7 @@ async def test_acl_that_is_too_narrow_is_told_and_survived(connected: As, admin:
         await lanes.check()
 
 
-async def test_file_lets_in_who_has_a_password_and_nobody_else(tmp_path: Path) -> None:
+async def test_acl_file_admits_only_users_with_a_password(tmp_path: Path) -> None:
     users = tmp_path / "users.acl"
     users.write_text(acl_file(router=PASSWORD, scheduler=None, admin="root's"))
     with RedisServer(arguments=["--aclfile", str(users)]) as server:

@@ -17,13 +17,13 @@ from libs.errors import NoCapacity
 from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, Pulled, RedisCheck, UnsuitableRedis, connect, open_all
 from libs.queue.connection.acl import ROUTER, SCHEDULER
-from libs.queue.connection.cluster import ClusterRedis, client_of, masters_of
+from libs.queue.connection.cluster import ClusterRedis, client_for_key, list_masters
 from libs.queue.keys import LAYOUT, STREAMED_CHANNEL, Keys
 from libs.queue.queue_position import QueuePositions
-from libs.queue.rates import Rate, Rates, key_of
+from libs.queue.rates import Rate, Rates, rates_key
 from libs.versions import LAYOUT_VERSION
 from tests.fleet import test_cards, test_lead, test_reader, test_registry
-from tests.queue import test_enqueue, test_leases, test_order, test_queue_position, test_upkeep
+from tests.queue import test_lanes, test_leases, test_order, test_queue_position, test_upkeep
 from tests.queue.parts import DEAD, LANE, LEASE_MS, Clock, add, ids, job, lease, make_lanes
 from tests.support.redis_cluster import RedisCluster
 from tests.support.sentinels import FakeSentinel, TcpServer
@@ -76,7 +76,7 @@ async def redis(connected: Connect, cluster: RedisCluster) -> Redis:
     """A client for the keys of the only slot of `lanes` and `other`, with all rights. Commands
     without keys are run by the master of that slot.
     """
-    return client_of(await with_topology(connected(cluster.url)), "{0}")
+    return client_for_key(await with_topology(connected(cluster.url)), "{0}")
 
 
 async def with_topology(redis: Redis) -> Redis:
@@ -136,7 +136,7 @@ def shared_tests(
 
 QUEUE_TESTS = shared_tests(
     ("lanes", "other", "redis", "clock"),
-    *(test_enqueue, test_leases, test_order, test_queue_position, test_upkeep),
+    *(test_lanes, test_leases, test_order, test_queue_position, test_upkeep),
 )
 FLEET_TESTS = shared_tests(
     ("fleet", "other", "redis"), test_cards, test_lead, test_reader, test_registry
@@ -159,7 +159,7 @@ async def test_registry_behaves_as_on_one_redis(
     given: dict[str, object] = {
         "fleet": Fleet(as_router),
         "other": Fleet(as_router),
-        "redis": client_of(redis, "{fleet}"),
+        "redis": client_for_key(redis, "{fleet}"),
     }
     await test(**{name: given[name] for name in signature(test).parameters})
 
@@ -324,7 +324,7 @@ async def test_every_master_must_suit_and_all_processes_have_the_same_slots(
         match=rf"layout {LAYOUT_VERSION} with 16 slots .* reads layout {LAYOUT_VERSION}: .*SLOTS",
     ):
         await make_lanes(connected(), Clock(), "a").check()
-    assert await client_of(as_router, LAYOUT).get(LAYOUT) is not None
+    assert await client_for_key(as_router, LAYOUT).get(LAYOUT) is not None
 
 
 async def test_planned_failover_loses_and_refuses_nothing(
@@ -473,7 +473,7 @@ async def test_keys_of_a_migrating_slot_are_found_at_either_master(
     rate, rates = Rate(requests_per_second=0.001, burst_seconds=1000), Rates(as_router, slots=SLOTS)
     for tenant in map(str, range(4)):
         assert await rates.take(tenant, rate, 1) == 0.0
-        with cluster.migrating(key_of(tenant, SLOTS)) as finish:
+        with cluster.migrating(rates_key(tenant, SLOTS)) as finish:
             assert await rates.take(tenant, rate, 1) > 0.0
             finish()
         assert await rates.take(tenant, rate, 1) > 0.0
@@ -498,7 +498,7 @@ async def test_clients_of_a_master_share_one_line(as_router: Redis, clock: Clock
         await put(lanes, lane, "a")
     assert isinstance(as_router, ClusterRedis)
     assert [server.held_connections for server in as_router.topology.servers] == [1, 1, 1]
-    assert len(masters_of(as_router)) == 3
+    assert len(list_masters(as_router)) == 3
 
 
 async def test_node_without_cluster_url_and_url_without_cluster_are_refused_by_name(

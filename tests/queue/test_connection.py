@@ -131,7 +131,9 @@ async def test_all_connections_can_be_opened_at_once(frail: RedisServer) -> None
     await redis.aclose()
 
 
-async def test_all_connections_can_be_opened_beside_that_of_the_scripts(frail: RedisServer) -> None:
+async def test_all_connections_can_be_opened_next_to_that_of_the_scripts(
+    frail: RedisServer,
+) -> None:
     redis = connect(frail.url, max_connections=7)
     await add(make_lanes(redis, Clock(), "a"), job("a"))
     async with asyncio.timeout(60):
@@ -201,7 +203,7 @@ async def test_taking_replies_ends_when_there_are_none(lanes: Lanes) -> None:
     assert await lanes.take_replies(0.01) == []
 
 
-async def test_ring_is_heard_by_all_routers(lanes: Lanes, other: Lanes) -> None:
+async def test_wakeup_reaches_all_routers(lanes: Lanes, other: Lanes) -> None:
     heard = [lanes.wakeups(), other.wakeups()]
     assert [await anext(wakeups) for wakeups in heard] == [None, None]
     await lanes.enqueue(LANE, [[job("a"), job("b")]], max_tokens=100, notify=True)
@@ -215,7 +217,7 @@ async def test_ring_is_heard_by_all_routers(lanes: Lanes, other: Lanes) -> None:
         await wakeups.aclose()
 
 
-async def test_ring_for_a_worker_is_told_from_those_for_lanes(lanes: Lanes, redis: Redis) -> None:
+async def test_wakeup_of_a_worker_differs_from_those_of_lanes(lanes: Lanes, redis: Redis) -> None:
     workers = [WorkerWakeup("gpu-1"), WorkerWakeup("!odd | name")]
     wakeups = lanes.wakeups()
     await anext(wakeups)
@@ -227,7 +229,7 @@ async def test_ring_for_a_worker_is_told_from_those_for_lanes(lanes: Lanes, redi
     await wakeups.aclose()
 
 
-async def test_no_ring_when_none_is_asked_for(lanes: Lanes, other: Lanes) -> None:
+async def test_no_notification_without_a_request_for_one(lanes: Lanes, other: Lanes) -> None:
     wakeups = other.wakeups()
     await anext(wakeups)
     await add(lanes, job("a"), job("b"))
@@ -241,7 +243,9 @@ async def test_no_ring_when_none_is_asked_for(lanes: Lanes, other: Lanes) -> Non
         await waiting
 
 
-async def test_bells_say_when_rings_may_have_been_missed(frail: RedisServer, clock: Clock) -> None:
+async def test_wakeups_report_that_notifications_may_have_been_missed(
+    frail: RedisServer, clock: Clock
+) -> None:
     redis = connect(frail.url)
     lanes = make_lanes(redis, clock, "a")
     wakeups = lanes.wakeups()
@@ -263,7 +267,7 @@ async def test_bells_say_when_rings_may_have_been_missed(frail: RedisServer, clo
     await redis.aclose()
 
 
-async def test_bells_of_a_redis_that_resets_every_subscription_end_in_words() -> None:
+async def test_wakeups_of_a_redis_that_resets_every_subscription_end_with_a_reason() -> None:
     """It lets us in and breaks off when asked for anything, for as long as it takes: no number of
     tries may add up.
     """

@@ -67,7 +67,7 @@ async def test_lease_that_runs_out_returns_its_jobs_to_the_head(lanes: Lanes, cl
     assert first.batch_id not in {again.batch_id}
 
 
-async def test_suspect_is_not_put_behind_others_in_a_batch(lanes: Lanes, clock: Clock) -> None:
+async def test_suspect_job_is_leased_alone(lanes: Lanes, clock: Clock) -> None:
     await add(lanes, job("bulk", priority="bulk"))
     await lease(lanes)
     clock.ms += LEASE_MS
@@ -85,7 +85,7 @@ async def test_idle_pull_says_when_a_lease_may_run_out(lanes: Lanes, clock: Cloc
     )
 
 
-async def test_job_that_kills_workers_is_given_up_and_answered(
+async def test_job_that_kills_workers_fails_and_is_answered(
     lanes: Lanes, other: Lanes, clock: Clock, redis: Redis
 ) -> None:
     await add(other, job("poison"))
@@ -122,7 +122,7 @@ async def test_dead_letters_are_bounded(redis: Redis, clock: Clock) -> None:
     assert await redis.xlen(Keys(1).lane_keys(LANE)[11]) <= 200
 
 
-async def test_late_answer_is_as_good_as_any(
+async def test_late_answer_counts_if_it_is_the_first(
     lanes: Lanes, other: Lanes, clock: Clock, redis: Redis
 ) -> None:
     await add(other, job("a"), job("b"))
@@ -148,7 +148,7 @@ async def test_late_answer_is_as_good_as_any(
     assert (now.queued_tokens, now.leased_tokens, now.done) == (0, 0, 2)
 
 
-async def test_nobody_answers_renews_or_takes_back_what_another_worker_was_given(
+async def test_only_the_holder_answers_renews_or_returns_leased_jobs(
     lanes: Lanes, other: Lanes, redis: Redis
 ) -> None:
     """Though it knows the ids of the lease and of the jobs."""
@@ -223,7 +223,7 @@ async def test_partial_answer_keeps_the_lease(lanes: Lanes) -> None:
     ]
 
 
-async def test_pull_whose_answer_was_lost_is_answered_again(
+async def test_pull_with_a_lost_answer_is_answered_again(
     lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await add(lanes, job("a"), job("b"))
@@ -276,7 +276,7 @@ async def test_cancelled_job_is_gone(lanes: Lanes, redis: Redis, leased: bool) -
     assert (await gauges(lanes)).cancelled == 1
 
 
-async def test_cancellation_rings_for_each_worker_that_holds_a_job(
+async def test_cancellation_notifies_each_worker_that_holds_a_job(
     lanes: Lanes, other: Lanes, clock: Clock
 ) -> None:
     wakeups = other.wakeups()
@@ -325,14 +325,14 @@ async def test_cancelling_everything_leaves_nothing(lanes: Lanes, redis: Redis) 
     assert await look_inside(redis) == NOTHING
 
 
-async def test_router_does_not_cancel_what_another_waits_for(lanes: Lanes, other: Lanes) -> None:
+async def test_router_does_not_cancel_jobs_of_another_router(lanes: Lanes, other: Lanes) -> None:
     await add(lanes, job("a"))
     await add(other, job("a"))
     assert await lanes.cancel(LANE, [job("a")]) == 0
     assert await other.cancel(LANE, [job("a")]) == 1
 
 
-async def test_cancelled_job_whose_deadline_had_changed_is_not_leased(
+async def test_cancelled_job_with_a_changed_deadline_is_not_leased(
     lanes: Lanes, other: Lanes, redis: Redis
 ) -> None:
     await add(lanes, job("a"))
@@ -342,7 +342,7 @@ async def test_cancelled_job_whose_deadline_had_changed_is_not_leased(
     assert await look_inside(redis) == NOTHING
 
 
-async def test_expired_jobs_are_dropped_when_their_turn_comes(
+async def test_expired_jobs_are_dropped_at_their_turn(
     lanes: Lanes, clock: Clock, redis: Redis
 ) -> None:
     await add(
@@ -366,7 +366,7 @@ async def test_expired_suspect_is_dropped_with_its_attempts(
     assert await look_inside(redis) == NOTHING
 
 
-async def test_old_lease_does_not_bring_back_what_a_retry_queued_anew(
+async def test_old_lease_does_not_return_jobs_that_a_retry_queued_again(
     lanes: Lanes, clock: Clock, redis: Redis
 ) -> None:
     await add(lanes, job("a"))

@@ -292,7 +292,7 @@ class LaneMachine(RuleBasedStateMachine):
             if self.givers.get(job_id)
         }
         assert set(self.alive) - set(inside.waiting) <= set(inside.holders)
-        assert inside.whose == {
+        assert inside.tenant_of == {
             one.job_id: one.tenant for one in self.alive.values() if one.priority == "interactive"
         }
         batches = [

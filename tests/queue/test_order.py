@@ -70,7 +70,7 @@ async def test_jobs_of_some_tenants_can_be_left(lanes: Lanes) -> None:
     assert await exclude_tenants(lanes, "a") == ["b1", "b2", "b3"]
     assert (await lease(lanes, 30)).more
     await add(lanes, job("b4", 10, tenant="b"))
-    assert "b4" not in ids(await lease(lanes, 100)), "what it was given counts"
+    assert "b4" not in ids(await lease(lanes, 100)), "the device time it was given counts"
     await lanes.cancel(LANE, [job("b4")])
     assert await exclude_tenants(lanes, "a") == []
 

@@ -42,7 +42,7 @@ async def test_jobs_ahead_of_next_job_are_leased_before_it(
     assert abs(standing.interactive_ahead - 10 * before) <= 20
 
 
-async def test_both_classes_are_told_apart(lanes: Lanes, redis: Redis) -> None:
+async def test_both_classes_are_distinguished(lanes: Lanes, redis: Redis) -> None:
     await add(lanes, *(job(f"i{number}", 30, tenant="a") for number in range(2)))
     await add(lanes, *(job(f"b{number}", 30, tenant="a", priority="bulk") for number in range(4)))
     assert await read_positions(redis, "a", "b") == [

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
 from libs.queue import connect
-from libs.queue.rates import Rate, Rates, key_of
+from libs.queue.rates import Rate, Rates, rates_key
 from tests.support.redis import RedisServer
 
 START = 1_700_000_000.25
@@ -98,7 +98,7 @@ async def test_tenants_do_not_share_and_routers_do(rates: Rates, redis: Redis, n
 async def test_paid_debts_are_removed(rates: Rates, redis: Redis) -> None:
     begin = time.monotonic()
     await rates.take("t", Rate(requests_per_second=0.5, burst_seconds=1.0), 1)
-    left_ms = await redis.pttl(key_of("t"))
+    left_ms = await redis.pttl(rates_key("t"))
     passed_ms = (time.monotonic() - begin) * 1000  # at least the time that has passed for the key
     assert left_ms <= 3000
     assert left_ms + passed_ms > 2000
@@ -118,7 +118,7 @@ async def test_over_any_time_no_more_passes_than_the_rates_allow(
 ) -> None:
     now, rate = Now(), Rate(requests, tokens, burst)
     rates, count, total, largest = Rates(redis, clock=now), 0, 0, 0
-    await redis.delete(key_of("t"))
+    await redis.delete(rates_key("t"))
     for pause, size in asked:
         now.seconds += pause
         if await rates.take("t", rate, size) == 0:

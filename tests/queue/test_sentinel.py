@@ -188,7 +188,9 @@ async def test_master_that_became_a_replica_is_left(
 async def test_connections_to_old_master_close_after_failover(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
-    """Also what waits there for a bell, of a master that lives on, cut off from its Sentinels."""
+    """Connections that wait for notifications are closed too, at a master that lives on, cut off
+    from its Sentinels.
+    """
     old, new = masters
     with FakeSentinel(old.address) as sentinel:
         redis = connected(sentinel.url())
@@ -290,7 +292,7 @@ async def test_sentinels_and_master_are_reached_over_mutual_tls(
             ).lane_gauges()
 
 
-async def test_user_of_our_acl_may_do_what_it_takes(
+async def test_user_of_our_acl_has_the_needed_rights(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
     admin = connected(masters[0].url)

@@ -166,7 +166,7 @@ async def test_new_certificates_count_from_the_next_connection_on(
         trust.ca.write_bytes(kept)
 
 
-async def test_password_is_what_the_file_has_when_a_connection_is_made(
+async def test_password_is_read_from_the_file_at_each_connect(
     proxied: ProxiedRedis, trust: RedisTrust, connected: Connect, redis: Redis, tmp_path: Path
 ) -> None:
     await add_user(redis, ROUTER)

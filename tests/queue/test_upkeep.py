@@ -57,7 +57,7 @@ async def test_gauges_name_every_lane(lanes: Lanes) -> None:
     assert {one.lane for one in await lanes.lane_gauges()} == set(others)
 
 
-async def test_idle_lane_keeps_only_what_expires(
+async def test_idle_lane_keeps_only_keys_that_expire(
     lanes: Lanes, other: Lanes, clock: Clock, redis: Redis
 ) -> None:
     jobs = [
@@ -193,7 +193,9 @@ async def test_replies_of_a_dead_router_can_be_dropped(
     assert await other.take_replies(0) == []
 
 
-async def test_slots_keep_lanes_apart_and_replies_come_from_all(redis: Redis, clock: Clock) -> None:
+async def test_slots_keep_lanes_apart_and_replies_arrive_from_all(
+    redis: Redis, clock: Clock
+) -> None:
     a, b = (Lanes(redis, router_id=name, dead_result=DEAD, slots=4, clock=clock) for name in "ab")
     many = [LaneKey("cpu", f"org/model-{number}") for number in range(12)]
     for lane in many:

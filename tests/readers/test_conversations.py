@@ -199,7 +199,7 @@ def test_prefill_in_pieces_equals_one_prefill(kind: str, tmp_path: Path) -> None
     prepared = model.prepare(work_on(images_for(kind)[:3], instruction=ASKED))
     found = []
     for most in (7, 2048):
-        loop = DecodeLoop(reader.writer, 400, most_rows=most)
+        loop = DecodeLoop(reader.language_model, 400, most_rows=most)
         texts: dict[int, list[int]] = {}
         going = [loop.add(request) for request in reader.requests(prepared.sequences, never_yield)]
         while loop.sequences:
@@ -217,15 +217,15 @@ def test_logits_equal_transformers(
     reader = load(tmp_path)._reader
     assert isinstance(reader, ConversationReader)
     sequences, _ = reader.prepare(work_on(images_for(kind)[:1], instruction=ASKED), lambda: None)
-    loop = DecodeLoop(reader.writer, 100)
+    loop = DecodeLoop(reader.language_model, 100)
     seen: list[torch.Tensor] = []
-    forward = reader.writer.forward
+    forward = reader.language_model.forward
 
     def kept(*arguments: Any) -> torch.Tensor:
         seen.append(forward(*arguments).clone())
         return seen[-1].clone()
 
-    monkeypatch.setattr(reader.writer, "forward", kept)
+    monkeypatch.setattr(reader.language_model, "forward", kept)
     loop.add(reader.requests(sequences, never_yield)[0])
     loop.step()
     theirs: list[torch.Tensor] = []
@@ -262,7 +262,7 @@ def test_card_selects_generation_or_retrieval(kind: str, tmp_path: Path) -> None
     write(kind, tmp_path)
     card = read_card(tmp_path, "a/reader")
     assert (card.kind, card.tasks, card.inputs, card.family) == (
-        "writer",
+        "generative",
         ("text",),
         ("text", "image"),
         kind,

@@ -220,10 +220,10 @@ def test_phrases_without_location_are_dropped(
     assert labels(model) == (
         ["a lorry", "xyz"] if is_microsoft else ["the image", "a lorry", "it", "xyz"]
     )
-    shutil.copytree(directory, tmp_path / "told")
-    reported = {"post_processor_config": {"phrase_grounding": {"banned_grounding_tokens": ["xyz"]}}}
-    (tmp_path / "told" / "processor_config.json").write_text(json.dumps(reported))
-    assert labels(load(tmp_path / "told")) == (
+    shutil.copytree(directory, tmp_path / "banned")
+    settings = {"post_processor_config": {"phrase_grounding": {"banned_grounding_tokens": ["xyz"]}}}
+    (tmp_path / "banned" / "processor_config.json").write_text(json.dumps(settings))
+    assert labels(load(tmp_path / "banned")) == (
         ["a lorry", "xyz"] if is_microsoft else ["the image", "a lorry", "it"]
     )
 

@@ -137,8 +137,12 @@ def answer(job: worker_pb2.Job) -> worker_pb2.JobResult:
 
 
 class FakeWorker:
-    """Pulls, answers and reports as a worker does. `hold`: keeps the batch that it pulls next until
-    `resume`. `connects`: it opens the stream by which routers know that it lives."""
+    """Pulls, answers and reports as a worker does.
+
+    Args:
+        hold: Keep the batch that is pulled next until `resume`.
+        connects: Open the stream by which routers know that the worker lives.
+    """
 
     def __init__(
         self,
@@ -316,7 +320,7 @@ class FakeWorker:
                 batch_id=f"{self.epoch}-{next(self._numbers)}",
             )
         )  # fmt: skip
-        if response.beat:
+        if response.heartbeat_now:
             self.beats_asked += 1
             await self.beat()
         if response.load_model:

@@ -1,4 +1,4 @@
-"""What admission decides: where to, at what price, in how many jobs, and whether at all."""
+"""Decisions of admission: the lane, the price, the number of jobs, and refusals."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_batch_time_counts_against_deadline() -> None:
     slow = Throughput(100.0, batch_seconds=1.5)
     assert late(2.0, Throughput(100.0), ahead(100)) is None
     assert late(2.0, slow, ahead(100)) is not None
-    assert late(2.0, slow, ahead(10)) is None, "its batch is no larger than what there is"
+    assert late(2.0, slow, ahead(10)) is None, "its batch is as large as the queued work"
 
 
 def test_own_work_counts_in_full_in_backlogged_lane() -> None:

@@ -13,12 +13,12 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import inference_pb2_grpc, models_pb2, tensor_pb2
 
 from libs.errors import InvalidInput
-from libs.serving.calls.call import DEFAULT_ANSWER_BYTES, answer_bytes_of
+from libs.serving.calls.call import DEFAULT_ANSWER_BYTES, parse_answer_bytes
 from services.router.admission.validation import answer_bounds, limits
 from services.router.admission.validation.requests import check_extract
 from tests.router.parts import MODEL, FakeWorker, card, encode_request, refused, router
 
-ANY = answer_bytes_of("-1")
+ANY = parse_answer_bytes("-1")
 """Maximum bytes that a client without a limit reads in one message."""
 
 
@@ -58,7 +58,7 @@ def test_every_field_of_an_encode_answer_is_of_a_kind_with_a_bound() -> None:
     assert {f"encode.{form}" for form in forms} <= set(answer_bounds.BOUNDS)
 
 
-def test_items_share_what_an_answer_may_have_and_as_many_bytes_as_the_request_has() -> None:
+def test_items_share_the_answers_limit_plus_the_bytes_of_the_request() -> None:
     request = pb.ExtractRequest(items=[pb.Item(text="a")] * 200)
     assert answer_bounds.item_share(request, 359_000, ANY) == (limits.SHARED.most + 359_000) // 200
     assert (
@@ -118,7 +118,7 @@ def vectors_card() -> models_pb2.ModelCard:
         (tensor_pb2.DATA_TYPE_FLOAT32, 1024, 4096),
     ],
 )
-def test_dense_vectors_beyond_one_answer_are_refused_with_what_to_do(
+def test_dense_vectors_beyond_one_answer_are_refused_with_advice(
     data_type: tensor_pb2.DataType, dimensions: int, allowed: int
 ) -> None:
     request = pb.EncodeRequest(
@@ -170,7 +170,7 @@ def test_variable_results_fit_client_limit() -> None:
 @pytest.mark.parametrize("value", ["-2", "4 MiB", "1e6", "9" * 19, "\u0663"])
 def test_answer_limit_that_is_not_a_number_is_refused(value: str) -> None:
     with pytest.raises(InvalidInput, match="x-shoal-max-answer-bytes must be a number of bytes"):
-        answer_bytes_of(value)
+        parse_answer_bytes(value)
 
 
 async def test_router_refuses_unreadable_answers_before_any_work(

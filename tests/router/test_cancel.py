@@ -52,7 +52,7 @@ def beating(
 async def test_cancellation_reaches_worker_before_its_next_heartbeat(
     redis_url: str, routers: int
 ) -> None:
-    """Also if its pull waits at another router than the client's."""
+    """The worker is notified even if its pull waits at another router than the client's."""
     async with AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(router(redis_url, router_id=f"r{number}"))
@@ -68,7 +68,7 @@ async def test_cancellation_reaches_worker_before_its_next_heartbeat(
         asking_again = asyncio.ensure_future(worker_stub(clients[-1].channel).Pull(asking()))
         await asyncio.sleep(0.1)
         leaving.cancel()
-        assert (await asking_again).beat
+        assert (await asking_again).heartbeat_now
         await worker.beat()
         assert worker.cancelled == {worker.jobs[0].job_id}
         worker.resume()

@@ -266,7 +266,7 @@ def test_returned_texts_count_in_the_answer() -> None:
         )
 
 
-def test_long_text_costs_all_of_its_tokens_and_what_chunks_repeat() -> None:
+def test_long_text_costs_all_of_its_tokens_and_the_overlap_of_chunks() -> None:
     known = models_pb2.ModelCard(tokens_per_byte=0.25, max_tokens=512)
     plain = check_encode(request(pb.Item(text="x" * 100_000), max_tokens=100), None)
     assert plain.chunks == [251]
@@ -412,7 +412,7 @@ def test_stream_has_the_chunks_of_each_item_in_order(most: int, first: int) -> N
     assert chunks_of([*before, *messages]) == chunks_of([whole])
 
 
-def part_of(whole: pb.EncodeResponse, first: int, end: int) -> worker_pb2.WrittenText:
+def part_of(whole: pb.EncodeResponse, first: int, end: int) -> worker_pb2.JobDelta:
     """Return a part of an answer as a worker sends it."""
     messages = [*split(whole, most_bytes=1)]
     found = codec.merge_encode([*messages[first:end]])
@@ -422,7 +422,7 @@ def part_of(whole: pb.EncodeResponse, first: int, end: int) -> worker_pb2.Writte
         for bound in bounds[bisect_right(bounds, first) - 1 : bisect_left(bounds, end) + 1]
     ]
     found.chunks.continues = first not in bounds
-    return worker_pb2.WrittenText(offset=first, chunks=found.SerializeToString())
+    return worker_pb2.JobDelta(offset=first, chunks=found.SerializeToString())
 
 
 async def streamed_of(
@@ -529,9 +529,9 @@ async def test_malformed_part_is_dropped() -> None:
     wrong.chunks.ends.append(1)
     held: list[int] = []
     streamed = StreamedChunks(held.append, lambda size: held.append(-size))
-    streamed.add(0, worker_pb2.WrittenText(chunks=wrong.SerializeToString()))
-    streamed.add(0, worker_pb2.WrittenText(chunks=b"\xff"))
-    streamed.add(0, worker_pb2.WrittenText(text="text"))
+    streamed.add(0, worker_pb2.JobDelta(chunks=wrong.SerializeToString()))
+    streamed.add(0, worker_pb2.JobDelta(chunks=b"\xff"))
+    streamed.add(0, worker_pb2.JobDelta(text="text"))
     assert not held
 
 

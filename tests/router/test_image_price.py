@@ -14,7 +14,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.image_size import Size, size_of
+from libs.image_size import Size, read_image_size
 from services.router.admission import pricing
 from services.router.admission.validation import image_price, limits
 from services.router.admission.validation.requests import check_encode, check_extract, check_score
@@ -61,7 +61,7 @@ def begin_pull(*, inputs: tuple[models_pb2.InputKind, ...] = BOTH) -> models_pb2
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_size_of_every_format(kind: str) -> None:
-    assert size_of(file_of(33, 70, kind)) == Size(33, 70)
+    assert read_image_size(file_of(33, 70, kind)) == Size(33, 70)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_size_of_every_format(kind: str) -> None:
     ],
 )
 def test_size_of_variants(kind: str, mode: str, options: dict[str, object]) -> None:
-    assert size_of(file_of(20, 31, kind, mode, **options)) == Size(20, 31)
+    assert read_image_size(file_of(20, 31, kind, mode, **options)) == Size(20, 31)
 
 
 @given(
@@ -88,7 +88,7 @@ def test_size_of_variants(kind: str, mode: str, options: dict[str, object]) -> N
 def test_random_bytes_never_raise(noise: bytes, file: bytes, kept: int) -> None:
     """Neither raised nor taken long for."""
     for data in (noise, file[:kept], file[:kept] + noise):
-        size = size_of(data)
+        size = read_image_size(data)
         assert size is None or min(size) > 0
         assert image_price.image_tokens(size, FREE) <= FREE.max_tokens
 
@@ -193,7 +193,7 @@ def test_page_is_priced_by_its_dots_per_inch() -> None:
     assert fine == 3 * (FIXED.max_tokens + 236) + pricing.SPECIAL_TOKENS
 
 
-def test_item_of_parts_costs_what_they_cost() -> None:
+def test_item_of_parts_costs_the_sum_of_its_parts() -> None:
     shown = pb.Part(image=pb.Image(data=file_of(9, 9, "PNG")))
     request = pb.EncodeRequest(
         model=MODEL, items=[pb.Item(parts=[pb.Part(text="x" * 98), shown, shown])]

@@ -1,6 +1,4 @@
-"""What requests in flight may take of a router's memory, and that nothing else grows with what
-clients make up.
-"""
+"""Memory of a router for requests in flight; nothing else grows with names that clients invent."""
 
 from __future__ import annotations
 
@@ -77,7 +75,7 @@ def test_reserved_memory_is_released_with_requests() -> None:
     rpc.end()
     assert in_flight.held_bytes == 0
     reservation.hold_answer(500)
-    assert in_flight.held_bytes == 0, "an answer that came too late is not kept"
+    assert in_flight.held_bytes == 0, "a late answer is not kept"
 
 
 def test_items_increase_reserved_memory() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest as Asked
-from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionResponse as Told
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest as ReflectionRequest
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionResponse as ReflectionResponse
 from redis.asyncio import Redis
 from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
 
@@ -78,12 +78,14 @@ async def test_health_is_reported_for_each_service(redis_url: str) -> None:
 
 async def test_reflection_lists_the_services(redis_url: str) -> None:
     async with router(redis_url) as client:
-        ask: grpc.aio.StreamStreamMultiCallable[Asked, Told] = client.channel.stream_stream(
-            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-            Asked.SerializeToString,
-            Told.FromString,
+        ask: grpc.aio.StreamStreamMultiCallable[ReflectionRequest, ReflectionResponse] = (
+            client.channel.stream_stream(
+                "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                ReflectionRequest.SerializeToString,
+                ReflectionResponse.FromString,
+            )
         )
-        call = ask(iter([Asked(list_services="")]))
+        call = ask(iter([ReflectionRequest(list_services="")]))
         listed = [
             service.name
             async for response in call
@@ -272,7 +274,7 @@ async def waits_no_more(client: Client) -> bool:
 
 async def test_download_is_shown(redis_url: str) -> None:
     async with router(redis_url) as client:
-        coming = worker_pb2.WorkerModel(
+        loading = worker_pb2.WorkerModel(
             model=MODEL,
             state=models_pb2.MODEL_STATE_DOWNLOADING,
             downloaded_bytes=3000,
@@ -280,7 +282,7 @@ async def test_download_is_shown(redis_url: str) -> None:
         )
         await worker_stub(client.channel).Heartbeat(
             worker_pb2.HeartbeatRequest(
-                wire_version=WIRE_VERSION, worker_id="w1", epoch="1", pool="cpu", models=[coming]
+                wire_version=WIRE_VERSION, worker_id="w1", epoch="1", pool="cpu", models=[loading]
             )
         )
         listed = (await client.models.GetModel(models_pb2.GetModelRequest(model=MODEL))).model

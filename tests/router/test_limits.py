@@ -260,7 +260,7 @@ def payloads(request: pb.EncodeRequest) -> list[bytes]:
 
 
 @given(st.integers(0, 16_384), st.lists(st.integers(1, 3000), min_size=1, max_size=300))
-def test_jobs_take_at_most_twice_what_their_request_does(
+def test_jobs_take_at_most_twice_the_bytes_of_their_request(
     instruction: int, lengths: list[int]
 ) -> None:
     request = changed(
@@ -286,7 +286,7 @@ async def test_long_instruction_is_not_copied_into_hundreds_of_jobs(
             <= 2 * request.ByteSize() + splitting.COPIED_BYTES
         )
         assert sum(len(job.encode.items) for job in worker.jobs) == 2000
-        assert len(worker.jobs) > 1, "others may come in between"
+        assert len(worker.jobs) > 1, "other jobs may be leased in between"
 
 
 async def test_requested_name_is_not_repeated_in_errors(redis_url: str) -> None:

@@ -293,7 +293,7 @@ async def test_stream_ends_at_its_age_when_its_calls_are_answered(
         assert await stream.end() is grpc.StatusCode.OK
 
 
-async def test_drain_answers_what_is_in_flight_and_refuses_the_rest(redis_url: str) -> None:
+async def test_drain_answers_requests_in_flight_and_refuses_the_rest(redis_url: str) -> None:
     async with (
         router(redis_url, "other") as other,
         FakeWorker(other.address, models=[card()]).working() as worker,
@@ -357,7 +357,7 @@ async def test_token_that_is_revoked_ends_the_stream(server: RedisServer, tmp_pa
 
 
 async def test_memory_of_answers_is_released(redis_url: str) -> None:
-    """Also where the client has left."""
+    """The memory is released even if the client has disconnected."""
     async with serving(redis_url, in_flight_bytes=1 << 20) as (client, worker):
         for _ in range(5):  # each would take a third of it
             stream = Stream(client.inference)

@@ -1,5 +1,5 @@
-"""Which worker is offered a lane that no waiting pull can serve: models and adapters, with and
-without a leading scheduler.
+"""Offers of a lane that no waiting pull can serve: models and adapters, with and without a leading
+scheduler.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ async def test_cold_model_is_left_to_the_leader_for_half_a_second(redis_url: str
 
 
 async def test_claim_ends_soon_after_heartbeat_shows_load(redis_url: str) -> None:
-    """Else a model that is evicted again could not be loaded elsewhere for as long as a claim
-    lasts.
+    """Otherwise a model that is evicted again could not be loaded elsewhere for the duration of a
+    claim.
     """
     redis = connect(redis_url)
     async with (
@@ -203,7 +203,7 @@ async def test_claim_ends_soon_after_heartbeat_shows_load(redis_url: str) -> Non
     await redis.aclose()
 
 
-async def test_order_reaches_a_worker_whose_pull_waits(redis_url: str) -> None:
+async def test_order_reaches_a_worker_with_a_waiting_pull(redis_url: str) -> None:
     """Through any router: it is the one that the worker waits at who asks for the heartbeat."""
     async with (
         router(redis_url, "a") as one,
@@ -248,7 +248,7 @@ async def test_heartbeat_response_has_waiting_tokens(redis_url: str) -> None:
         await until(lambda: fake.batches, "the batch to be pulled")
         waiting.append(asyncio.create_task(client.encode("y" * 100)))
         waiting.append(asyncio.create_task(client.encode("z" * 100, adapter=ADAPTER)))
-        await until(lambda: fake.queued_tokens, "tokens to be told")
+        await until(lambda: fake.queued_tokens, "tokens to be offered")
         base, tuned = await client.lane(), await client.lane(adapter=ADAPTER)
         await until(
             lambda: fake.queued_tokens == {MODEL: base.queued_tokens + tuned.queued_tokens},

@@ -1,4 +1,4 @@
-"""Which pull a notification wakes, and which lanes are known to be empty."""
+"""The pull that a notification wakes, and the lanes that are known to be empty."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ async def test_excluding_pull_reads_remaining_jobs_once() -> None:
     pending_pulls.add(choosy)
     poll()
     pending_pulls.notify(A, is_new=False)
-    assert not choosy.notified, "nothing has come since it looked"
+    assert not choosy.notified, "no job has arrived since it looked"
     pending_pulls.add(common)
     pending_pulls.notify(A)
     assert not choosy.notified, "the other pull looks"
@@ -211,7 +211,7 @@ async def test_excluding_pull_reads_remaining_jobs_once() -> None:
     pending_pulls.begin_pull(choosy, A)
     choosy.notified.clear()
     pending_pulls.notify(A)
-    assert choosy.notified == {A: 0}, "new jobs came while it looked"
+    assert choosy.notified == {A: 0}, "new jobs arrived while it looked"
 
 
 async def test_unnotified_excluding_pull_reads_remaining_jobs() -> None:

@@ -23,7 +23,7 @@ from tests.router.test_limits import comments, lists_of
 
 ROOT = Path(__file__).parents[2]
 BOUNDED_ELSEWHERE = {"CompletedJob.result", "HeartbeatRequest.subject"}
-"""By the whole call, and set by the router."""
+"""Fields that are bounded by the whole call, or set by the router."""
 
 
 def test_security_page_table_matches_report_limits() -> None:
@@ -50,7 +50,7 @@ def test_every_field_of_a_workers_request_that_may_be_long_has_a_limit() -> None
     requests |= {
         "Pull": worker_pb2.PullRequest.DESCRIPTOR,
         "Complete": worker_pb2.CompleteRequest.DESCRIPTOR,
-        "Written": worker_pb2.WrittenRequest.DESCRIPTOR,
+        "Deltas": worker_pb2.DeltasRequest.DESCRIPTOR,
     }
     assert set(requests) == set(report_limits.METHODS)
     for request in requests.values():
@@ -99,7 +99,7 @@ LONG = "x" * 257
 LANE = worker_pb2.Lane(pool="cpu", model=MODEL)
 HELD = worker_pb2.HeldBatch(lane=LANE, batch_id="b")
 NAMES = [f"n{number}" for number in range(10_001)]
-BEYOND: dict[str, tuple[Callable[[], Any], str]] = {
+BEYOND_LIMIT: dict[str, tuple[Callable[[], Any], str]] = {
     "a pull's process": (lambda: pull(epoch=LONG), "epoch"),
     "a pull's lease": (lambda: pull(batch_id=LONG), "batch_id"),
     "a tenant left out": (lambda: pull(except_tenants=["a", "t" * 129]), "except_tenants[1]"),
@@ -158,7 +158,7 @@ async def test_report_beyond_limit_is_refused_and_not_published(
                 worker_pb2.HeartbeatRequest: stub.Heartbeat, worker_pb2.PullRequest: stub.Pull,
                 worker_pb2.CompleteRequest: stub.Complete,
             }  # fmt: skip
-            for name, (build, field) in BEYOND.items():
+            for name, (build, field) in BEYOND_LIMIT.items():
                 request = build()
                 refusal = await refused(calls[type(request)](request))
                 assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, field), (

@@ -1,4 +1,4 @@
-"""What workers send is checked before anybody else hears of it: garbage is refused with the field's
+"""Reports of workers are checked before they are published: garbage is refused with the field's
 path, or cut to size.
 """
 

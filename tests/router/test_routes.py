@@ -1,4 +1,4 @@
-"""Which pool a request goes to: the catalog's order, overflow, pools that fail or are not there."""
+"""Routing of requests to pools: the catalog's order, overflow, pools that fail or do not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pool serves a model is configuration: files that change while a router runs, as the kubelet
+"""The pools of a model are configuration: files that change while a router runs, as the kubelet
 changes a mounted ConfigMap.
 """
 

@@ -288,7 +288,9 @@ async def test_stream_refuses_like_encode(redis_url: str) -> None:
 async def test_error_after_messages_is_that_of_encode(
     redis_url: str, flights: list[InFlightMemory], reason: str
 ) -> None:
-    """Also one for which another pool would be asked before the first message."""
+    """The stream also ends with an error for which another pool would be tried before the first
+    message.
+    """
     request = numbered(100, letters=5000)
 
     def failing(job: worker_pb2.Job) -> worker_pb2.JobResult:
@@ -387,8 +389,8 @@ async def test_disconnect_during_write_is_not_our_error(
 
 
 async def left(call: Call, number: int, flight: InFlightMemory) -> None:
-    """After some messages, once its answer is there (on a busy machine its time may be over
-    before).
+    """End the call after some messages, once its answer is there (on a busy machine its deadline
+    may pass before).
     """
     await until(lambda: flight.held_bytes > 20_000_000 or call.done(), "the answer to be there")
     with suppress(grpc.aio.AioRpcError):

@@ -21,8 +21,8 @@ def response(texts: Sequence[str]) -> pb.ExtractResponse:
     return pb.ExtractResponse(results=[pb.Extraction(text=text) for text in texts])
 
 
-def part(item: int, offset: int, text: str, lease: str = "first") -> worker_pb2.WrittenText:
-    return worker_pb2.WrittenText(item=item, offset=offset, text=text, batch_id=lease)
+def part(item: int, offset: int, text: str, lease: str = "first") -> worker_pb2.JobDelta:
+    return worker_pb2.JobDelta(item=item, offset=offset, text=text, batch_id=lease)
 
 
 def joined(deltas: Sequence[pb.ExtractDelta], item: int, page: int = 0) -> str:
@@ -34,7 +34,7 @@ def joined(deltas: Sequence[pb.ExtractDelta], item: int, page: int = 0) -> str:
 
 
 async def streamed(
-    texts: StreamedTexts, parts: Sequence[worker_pb2.WrittenText]
+    texts: StreamedTexts, parts: Sequence[worker_pb2.JobDelta]
 ) -> list[pb.ExtractDelta]:
     """Deliver the parts one by one, each read by the client before the next one arrives."""
     reader = texts.deltas()
@@ -74,7 +74,7 @@ async def test_pages_without_any_part_are_completed_by_the_answer() -> None:
 
 
 @st.composite
-def parts_of_answers(draw: st.DrawFn) -> list[worker_pb2.WrittenText]:
+def parts_of_answers(draw: st.DrawFn) -> list[worker_pb2.JobDelta]:
     """Parts of the answers' texts in any order: lost, repeated, and of a second lease that may
     write another beginning.
     """
@@ -91,7 +91,7 @@ def parts_of_answers(draw: st.DrawFn) -> list[worker_pb2.WrittenText]:
 
 @given(parts_of_answers())
 def test_deltas_add_up_to_the_answer_whatever_happens_to_parts(
-    parts: list[worker_pb2.WrittenText],
+    parts: list[worker_pb2.JobDelta],
 ) -> None:
     async def run() -> list[pb.ExtractDelta]:
         texts = StreamedTexts()

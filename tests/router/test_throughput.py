@@ -1,4 +1,4 @@
-"""How fast a lane is worked off, and how long a request waits in it."""
+"""Throughput of a lane, and the waiting time of a request in it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_wait_by_priority() -> None:
         "a light tenant passes a heavy one's backlog"
     )
     assert wait_seconds(throughput, lane, "bulk") == pytest.approx(1.0 + 3.0 / BULK_SHARE), (
-        "interactive work goes on coming"
+        "interactive work continues to arrive"
     )
     assert wait_seconds(throughput, replace(lane, interactive=20), "bulk") == pytest.approx(
         1.0 + 0.2 + 3.0
@@ -212,7 +212,7 @@ def test_speed_measured_on_small_batches_refuses_nothing_that_full_ones_could_do
         record = replace(one.models["a/b"], measured_batch_tokens=tokens)
         return rate(LANE, replace(one, models={"a/b": record}))
 
-    assert measured_on(0) == 100, "a worker that does not tell"
+    assert measured_on(0) == 100, "a worker that does not report"
     assert measured_on(2048) == measured_on(512) == 100
     assert measured_on(8) == 100 * 64
 

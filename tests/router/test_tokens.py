@@ -161,7 +161,7 @@ def test_answer_is_bounded_by_the_bytes_of_its_texts_before_any_work() -> None:
     check_tokens(larger, card(), readable=DEFAULT_LIMIT)
 
 
-def test_answer_beyond_what_the_client_reads_says_how_to_raise_that() -> None:
+def test_answer_above_the_clients_limit_names_the_way_to_raise_it() -> None:
     request = pb.TokenizeRequest(model=MODEL, texts=["x" * 400_000])
     check_tokens(request, card(), readable=ANY_BYTES)
     with pytest.raises(InvalidInput, match="x-shoal-max-answer-bytes"):
@@ -177,7 +177,7 @@ def test_answer_beyond_what_the_client_reads_says_how_to_raise_that() -> None:
         )
 
 
-def test_many_ids_are_bounded_by_what_they_may_become() -> None:
+def test_many_ids_are_bounded_by_the_texts_that_they_may_become() -> None:
     few = pb.DetokenizeRequest(model=MODEL, sequences=sequences([7] * 60_000))
     check_tokens(few, card(), readable=DEFAULT_LIMIT)
     many = pb.DetokenizeRequest(model=MODEL, sequences=sequences([7] * 70_000))
@@ -186,6 +186,6 @@ def test_many_ids_are_bounded_by_what_they_may_become() -> None:
     assert caught.value.field == "sequences"
 
 
-def test_text_is_priced_by_what_it_takes_to_read_it() -> None:
+def test_text_is_priced_by_the_work_of_reading_it() -> None:
     sizes = check_tokenize(pb.TokenizeRequest(model=MODEL, texts=["", "x" * 10_240]), card())
     assert pricing.price_reading(sizes) == [pricing.SPECIAL_TOKENS, pricing.SPECIAL_TOKENS + 10]

@@ -53,7 +53,7 @@ def test_lane_of_a_misspelt_model_is_shown_until_its_failure_expires() -> None:
     ]
 
 
-def test_idle_lanes_of_what_clients_made_up_are_forgotten() -> None:
+def test_idle_lanes_of_invented_models_are_forgotten() -> None:
     snapshot = FleetSnapshot({"w": worker("a/loaded")}, {}, {}, 0)
     view = View(cast(Fleet, SimpleNamespace(snapshot=snapshot)))
     view.update(

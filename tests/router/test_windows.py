@@ -73,7 +73,7 @@ def test_text_costs_all_its_windows() -> None:
     assert cost(cut, RERANKER)[0] < 1000
 
 
-def test_overlap_costs_what_it_repeats() -> None:
+def test_overlap_costs_the_repeated_tokens() -> None:
     none, usual, half = (
         cost(score(WORDS * 10_000, window_overlap=overlap), RERANKER)[0]
         for overlap in (0, 127, 254)

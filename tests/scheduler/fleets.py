@@ -147,7 +147,7 @@ class Held:
     """A model on a simulated worker; times in seconds of the simulation."""
 
     ready_at: float | None
-    """When its load ends; None while it waits for memory."""
+    """The time at which its load ends; None while it waits for memory."""
     asked_at: float
     used_at: float
     is_busy: bool = False

@@ -41,26 +41,30 @@ class Request:
 
 @dataclass(slots=True)
 class Pod:
-    """One worker. `joins`: its first heartbeat. `stopped`: it was ordered to end. `lost`: its
-    machine is gone.
-    """
+    """One worker."""
 
     name: str
     joins: float
+    """Time of its first heartbeat."""
     loading_since: float | None = None
     resident_since: float | None = None
     last_used: float = 0.0
     noticed: float | None = None
     stopped: float | None = None
+    """Time at which it was ordered to end."""
     lost: float | None = None
+    """Time at which its machine was lost."""
     held: deque[Request] = field(default_factory=deque)
     spare: float = 0.0
     """Tokens it could have done already of the request it is at."""
 
 
 class FakeWorkers:
-    """`load`: tokens a second that are asked for at each moment. `pod_seconds`: from being wanted
-    to the first heartbeat. Times in seconds of the clock that `advance` is called by.
+    """Workers of a simulated pool. Times are seconds of the clock by which `advance` is called.
+
+    Args:
+        load: Requested tokens per second at each moment.
+        pod_seconds: Time from the request for a worker to its first heartbeat.
     """
 
     def __init__(

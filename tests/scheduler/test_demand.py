@@ -1,4 +1,4 @@
-"""How many workers a pool is said to need: every term of the formula computed by hand, and what
+"""The number of workers that a pool needs: every term of the formula computed by hand, and what
 must hold for any input.
 """
 
@@ -21,8 +21,8 @@ from services.scheduler.demand import (
     PoolDemand,
     PoolInput,
     Track,
+    compute_need,
     is_active,
-    need_of,
 )
 from services.scheduler.rates import Arrivals, ColdStarts, Rate, Speeds
 from tests.scheduler.snapshots import MODEL, Mesh, holding
@@ -84,7 +84,7 @@ def one(demand: Demand) -> PoolDemand:
 def test_arrivals_need_workers_at_the_target_utilization() -> None:
     # 300 tokens/s at 100 tokens/s a worker are 3 busy workers, 4 at 75 %. ready = 4: no backlog is
     # left when a fifth would arrive.
-    need = need_of(pool(work(fast=300.0, slow=300.0), ready=4), GOALS)
+    need = compute_need(pool(work(fast=300.0, slow=300.0), ready=4), GOALS)
     assert need.workers == pytest.approx(4.0)
     assert need.reason == "steady"
 
@@ -97,7 +97,7 @@ def test_burst_counts_once_it_is_twice_the_usual(fast: float, offered: float) ->
 def test_backlog_is_worked_off_in_the_drain_time() -> None:
     # W = (6000 + 600 / 2) / 100 = 63 s; nothing arrives and no worker reduces it until then: 63 /
     # 30 workers.
-    need = need_of(pool(work(queued=6000, leased=600)), GOALS)
+    need = compute_need(pool(work(queued=6000, leased=600)), GOALS)
     assert need.workers == pytest.approx(63 / 30)
     assert need.reason == "drain"
 
@@ -105,10 +105,12 @@ def test_backlog_is_worked_off_in_the_drain_time() -> None:
 def test_backlog_left_at_new_workers_start_counts() -> None:
     # offered 3, ready 1, the first new worker in 20 s: 100 + 2 × 20 = 140 s of work by then; 3 +
     # 140 / 30.
-    need = need_of(pool(work(queued=10_000, fast=300, slow=300), ready=1, first_ready=20.0), GOALS)
+    need = compute_need(
+        pool(work(queued=10_000, fast=300, slow=300), ready=1, first_ready=20.0), GOALS
+    )
     assert need.workers == pytest.approx(3 + 140 / 30)
     # With 5 there, 2 are free of arrivals: 100 - 2 × 20 = 60 s are left.
-    need = need_of(
+    need = compute_need(
         pool(work(queued=10_000, fast=300, slow=300), ready=5, first_ready=20.0, cold_start=30.0),
         GOALS,
     )
@@ -119,19 +121,20 @@ def test_no_worker_is_started_for_work_done_before_its_start() -> None:
     # 59 s of work, 1 worker, and another one would take 60 s: it would find nothing to do. One
     # token more, and it would.
     goals = Goals(max_workers=1000, drain_seconds=1.0)
-    enough = need_of(pool(work(queued=5900), ready=1, first_ready=0.0), goals)
+    enough = compute_need(pool(work(queued=5900), ready=1, first_ready=0.0), goals)
     assert (enough.workers, enough.reason) == (1.0, "enough")
-    assert need_of(
+    assert compute_need(
         pool(work(queued=6001), ready=1, first_ready=0.0), goals
     ).workers == pytest.approx(60.01)
     # Workers that are starting already are kept.
     assert (
-        need_of(pool(work(queued=5900), ready=1, starting=2, first_ready=0.0), goals).workers == 3.0
+        compute_need(pool(work(queued=5900), ready=1, starting=2, first_ready=0.0), goals).workers
+        == 3.0
     )
 
 
 def test_workers_that_will_be_lost_are_replaced() -> None:
-    need = need_of(
+    need = compute_need(
         pool(work(fast=150.0, slow=150.0), ready=1, preempting=2, unhealthy=1, first_ready=0.0),
         GOALS,
     )
@@ -140,17 +143,17 @@ def test_workers_that_will_be_lost_are_replaced() -> None:
 
 
 def test_floors() -> None:
-    assert need_of(pool(), GOALS).workers == 0
-    assert need_of(pool(), Goals(min_workers=2)).reason == "minimum"
-    assert need_of(pool(is_pinned=True), GOALS).workers == 1
+    assert compute_need(pool(), GOALS).workers == 0
+    assert compute_need(pool(), Goals(min_workers=2)).reason == "minimum"
+    assert compute_need(pool(is_pinned=True), GOALS).workers == 1
     # Ten bytes of models in use, four a worker.
-    assert need_of(pool(hot_bytes=10, usable_bytes=4), GOALS).workers == 3
-    assert need_of(pool(work(queued=10**9)), Goals(max_workers=7)).workers == 7
+    assert compute_need(pool(hot_bytes=10, usable_bytes=4), GOALS).workers == 3
+    assert compute_need(pool(work(queued=10**9)), Goals(max_workers=7)).workers == 7
 
 
 def test_pool_that_lies_idle_needs_nothing_though_averages_never_end() -> None:
-    assert need_of(pool(work(fast=0.01, slow=0.01), last_arrival=-59.0), GOALS).workers > 0
-    assert need_of(pool(work(fast=0.01, slow=0.01), last_arrival=-61.0), GOALS).workers == 0
+    assert compute_need(pool(work(fast=0.01, slow=0.01), last_arrival=-59.0), GOALS).workers > 0
+    assert compute_need(pool(work(fast=0.01, slow=0.01), last_arrival=-61.0), GOALS).workers == 0
 
 
 @pytest.mark.parametrize(
@@ -207,7 +210,7 @@ goals_of_any_kind = st.builds(
 
 @given(inputs, goals_of_any_kind)
 def test_need_is_a_number_within_bounds(seen: PoolInput, goals: Goals) -> None:
-    workers = need_of(seen, goals).workers
+    workers = compute_need(seen, goals).workers
     assert math.isfinite(workers)
     assert 0 <= workers <= goals.max_workers
 
@@ -226,7 +229,7 @@ def test_more_backlog_never_needs_fewer_workers(seen: PoolInput, goals: Goals, t
         **{slot: getattr(seen, slot) for slot in PoolInput.__slots__}
         | {"models": (longer, seen.models[1])}
     )
-    assert need_of(more, goals).workers >= need_of(seen, goals).workers - 1e-9
+    assert compute_need(more, goals).workers >= compute_need(seen, goals).workers - 1e-9
 
 
 @settings(max_examples=50, deadline=None)
@@ -339,15 +342,14 @@ def record_workers(starts: ColdStarts, name: str, wanted_at: float, seconds: flo
     starts.record_workers([name], wanted_at + seconds, 60.0)
 
 
-def test_one_start_moves_what_a_start_takes_by_little() -> None:
+def test_one_start_changes_the_expected_duration_of_a_start_little() -> None:
     starts = ColdStarts()
     for number in range(4):
         record_workers(starts, f"usual-{number}", number * 10_000.0, 50.0)
     record_workers(starts, "slow", 50_000.0, 3_000.0)
     assert starts.seconds(60.0) == 50.0
-    for number in range(
-        5
-    ):  # five in a row are no exception: but each counts as three usual ones at most
+    # Five in a row are not an exception, but each counts as at most three usual ones.
+    for number in range(5):
         record_workers(starts, f"slow-{number}", 60_000.0 + number * 10_000.0, 3_000.0)
     assert starts.seconds(60.0) == 150.0
 
@@ -620,7 +622,7 @@ def both(first: Demand, second: Demand) -> tuple[tuple[int, bool], tuple[int, bo
     return (one(first).desired, one(first).active), (one(second).desired, one(second).active)
 
 
-def test_scheduler_that_starts_beside_one_that_leads_answers_as_it_does() -> None:
+def test_new_scheduler_reports_the_numbers_of_the_leader() -> None:
     mesh = Mesh()
     leader = started(mesh)
     idle_after_a_burst(leader, mesh)
@@ -651,7 +653,7 @@ def test_new_leader_continues_published_numbers() -> None:
     assert one(second).input.cold_start_seconds == 2.5
 
 
-def test_schedulers_agree_when_redis_came_back_without_its_data() -> None:
+def test_schedulers_agree_after_redis_restarted_without_its_data() -> None:
     """One has looked before the request was enqueued again, to the same count, and the other has
     not.
     """

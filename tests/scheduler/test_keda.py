@@ -38,7 +38,7 @@ async def test_step_from_nothing_to_three_workers_and_back_to_none() -> None:
         await stage.run(61)
         assert stage.keda.changes == []
         await stage.run_until(
-            lambda: stage.workers.replicas == 1, 3, "a push, before the next poll could tell"
+            lambda: stage.workers.replicas == 1, 3, "a push, before the next poll"
         )
         assert stage.keda.pushes
         await stage.run_until(

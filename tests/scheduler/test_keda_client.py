@@ -34,17 +34,17 @@ METRICS = {"GetMetricSpec": 1, "GetMetrics": 1, "IsActive": 1}
 
 @dataclass
 class FakeScaler:
-    """Gives prepared answers.
-
-    `failing`: how many of the next calls of a method fail. `streams`: messages of each opened
-    stream before it ends by returning; an error ends it with that error; later streams stay open.
-    """
+    """Gives prepared answers."""
 
     specs: list[tuple[str, int, float]] = field(default_factory=lambda: [("wanted", 1, 1.0)])
     values: list[tuple[str, int, float]] = field(default_factory=lambda: [("wanted", 0, 0.0)])
     active: bool = False
     failing: Counter[str] = field(default_factory=Counter)
+    """Number of the next calls of a method that fail."""
     streams: list[list[bool | grpc.StatusCode]] = field(default_factory=list)
+    """Messages of each opened stream before it ends by returning; an error ends it with that error;
+    later streams stay open.
+    """
     calls: list[tuple[str, Any]] = field(default_factory=list)
     deadlines: list[float | None] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -60,7 +60,7 @@ class FakeScaler:
         await self.gate.wait()
         if self.failing[method] > 0:
             self.failing[method] -= 1
-            await context.abort(grpc.StatusCode.INTERNAL, "told to")
+            await context.abort(grpc.StatusCode.INTERNAL, "requested by the test")
         match method:
             case "GetMetricSpec":
                 kind = CLASSES["MetricSpec"]
@@ -86,7 +86,7 @@ class FakeScaler:
             await asyncio.Event().wait()
         for step in self.streams.pop(0):
             if isinstance(step, grpc.StatusCode):
-                await context.abort(step, "told to")
+                await context.abort(step, "requested by the test")
             yield CLASSES["IsActiveResponse"](result=step)
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -440,7 +440,7 @@ def backed_off(keda: FakeKeda, times: int) -> bool:
     return len(keda.backoffs) == times
 
 
-async def test_stream_comes_back_after_2_to_60_seconds_and_soon_again_only_after_a_clean_end(
+async def test_stream_reopens_after_2_to_60_seconds_and_sooner_only_after_a_clean_end(
     stage: Stage,
 ) -> None:
     """Any other end leaves the backoff where it was, however well the stream did."""
@@ -512,7 +512,7 @@ def test_hpa_stays_between_least_and_most() -> None:
 # The clock.
 
 
-async def test_fake_clock_wakes_sleepers_in_order_and_waits_for_what_they_do() -> None:
+async def test_fake_clock_wakes_sleepers_in_order_and_waits_for_their_work() -> None:
     clock = FakeClock()
     seen: list[tuple[str, float]] = []
 

@@ -374,8 +374,8 @@ async def test_sine_is_followed_by_real_workers_without_flapping(tmp_path: Path)
 
 @full
 async def test_spot_machines_may_go_with_and_without_notice(tmp_path: Path) -> None:
-    """Under load for 1.2 workers: one machine is lost 15 s after its notice, one at once with the
-    requests it holds.
+    """The load needs 1.2 workers: one machine is lost 15 s after its notice, one at once with the
+    requests that it holds.
     """
     notices = {
         f"worker-{number}": {"SHOAL_SPOT": f"file:{tmp_path}/worker-{number}.spot"}

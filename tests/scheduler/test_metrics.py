@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: the same numbers that KEDA is answered."""
+"""The metrics for Prometheus are the numbers that are reported to KEDA."""
 
 from __future__ import annotations
 

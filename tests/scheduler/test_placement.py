@@ -145,7 +145,7 @@ def test_only_worker_with_the_model_on_disk_is_found_among_many() -> None:
     assert loads(plan(state(*workers, queued={"a": 1, "b": 1000})))["a"] == ["w071"]
 
 
-def test_workers_that_cannot_fetch_get_only_what_they_have_on_disk() -> None:
+def test_workers_that_cannot_fetch_get_only_models_on_their_disk() -> None:
     here, busy = (
         worker("here", holds("a", COLD), local=True),
         worker("busy", holds("a", COLD), holds("b", speed=10.0), local=True),
@@ -260,7 +260,7 @@ def test_memory_of_an_order_under_way_is_taken() -> None:
     assert plan(unknown).orders == ()
 
 
-def test_memory_of_what_leaves_is_free() -> None:
+def test_memory_of_leaving_models_counts_as_free() -> None:
     assert loads(
         plan(
             state(worker("w", holds("b", size=90, leaving=True)), queued={"a": 1}, sizes={"a": 50})
@@ -282,7 +282,7 @@ def test_model_in_use_yields_only_to_much_more_work() -> None:
     assert loads(plan(state(busy, queued={"a": 2100, "b": 1000}, sizes={"a": 50}))) == {"a": ["w"]}
 
 
-def test_second_copy_comes_when_the_first_ones_work_would_wait_longer_than_a_load() -> None:
+def test_second_copy_loads_if_queued_work_would_wait_longer_than_a_load() -> None:
     served = worker("v", holds("a", speed=1000.0, load_seconds=2.0))
     assert plan(state(served, worker("w"), queued={"a": 2000})).orders == ()
     made = plan(state(served, worker("w"), queued={"a": 2100}))
@@ -306,7 +306,7 @@ def test_copies_double_at_most() -> None:
     assert len(loads(plan(state(*three, *workers[1:], queued={"a": 50})))["a"]) == 2
 
 
-def test_further_copy_displaces_only_what_was_idle_for_long() -> None:
+def test_further_copy_displaces_only_models_that_were_idle_for_long() -> None:
     served = worker("v", holds("a", size=50, speed=10.0))
     young, used = holds("b", size=90, since=30.0), holds("b", size=90, held_jobs=1)
     for other in (young, used, holds("b", size=90, since=90.0, load_seconds=10.0)):

@@ -181,7 +181,7 @@ def check_eviction(order: Order, asked: PlanInput) -> None:
 
 @many
 @given(inputs)
-def test_same_input_gives_the_same_plan_in_whatever_order_it_comes(asked: PlanInput) -> None:
+def test_same_input_in_any_order_gives_the_same_plan(asked: PlanInput) -> None:
     workers = list(asked.fleet.workers.values())[::-1]
     gauges = dict(list(asked.gauges.items())[::-1])
     turned = state(*workers, sizes=SIZES, failures=asked.fleet.failures)

@@ -66,7 +66,7 @@ def test_rules_match_the_declared_methods() -> None:
     declared = declared_methods()
     assert len(declared) >= 19
     named = frozenset().union(*(METHODS[role] for role in NAMED_ROLES))
-    streamed = {f"/shoal.v1.WorkerService/{name}" for name in ("Pull", "Complete", "Written")}
+    streamed = {f"/shoal.v1.WorkerService/{name}" for name in ("Pull", "Complete", "Deltas")}
     assert named == set(declared) | streamed
     assert METHODS["anonymous"] == named
 
@@ -206,25 +206,6 @@ async def test_changed_tokens_apply_within_a_second_and_broken_files_do_not(
 
 async def has_code(caller: Caller, code: grpc.StatusCode) -> bool:
     return await caller.code(LIST) == code
-
-
-async def test_unauthorised_call_is_refused_before_its_request_is_read(tokens: Path) -> None:
-    async with server_of(Calls(), Security(tokens=tokens)) as server:
-        for token, expected in (("", CODES.UNAUTHENTICATED), (CLIENT, CODES.PERMISSION_DENIED)):
-            async with connected(server.address, token=token) as caller:
-                # One that never arrives, and one with more bytes than are ever read.
-                assert await caller.without_request(LOAD).code() == expected
-                assert await caller.code(LOAD, bytes(200 * 1024 * 1024)) == expected
-
-
-async def test_call_without_a_request_is_refused() -> None:
-    async with server_of(Calls()) as server, connected(server.address) as caller:
-        call = caller.without_request(LIST)
-        await call.done_writing()
-        assert (await call.code(), await call.details()) == (
-            CODES.INVALID_ARGUMENT,
-            "the call has no request",
-        )
 
 
 async def test_token_takes_precedence_over_the_client_certificate(

@@ -1,4 +1,4 @@
-"""What malloc keeps of a large message that another thread than the first one freed."""
+"""Memory that malloc keeps of a large message after another thread than the first one freed it."""
 
 from __future__ import annotations
 

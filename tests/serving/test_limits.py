@@ -18,9 +18,9 @@ import pytest
 
 from libs.serving import Security
 from libs.serving import server as serving_module
-from libs.serving.calls import interceptor, public
+from libs.serving.calls import public
 from libs.serving.process import _allow_connections
-from tests.router.parts import refused, until
+from tests.router.parts import until
 from tests.serving.parts import GET_MESH, HEALTH, HEARTBEAT, WATCH, Calls, connected, server_of
 
 CONNECTIONS = int(os.environ.get("SHOAL_CONNECTIONS", "2000"))
@@ -170,34 +170,6 @@ async def test_connections_beyond_the_limit_are_closed_and_probes_still_work(
                 return await late.code(GET_MESH) == grpc.StatusCode.OK
 
             await until(served)
-
-
-async def test_call_limit_does_not_block_health_checks_and_workers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(interceptor, "MAX_CALLS", 10)
-    calls = Calls()
-    async with server_of(calls) as server, connected(server.address) as caller:
-        for _ in range(3):
-            watches = [caller.stream(WATCH) for _ in range(10)]
-            await asyncio.gather(*(watch.read() for watch in watches))
-            for _ in range(20):
-                refusal = await refused(caller.call(GET_MESH))
-                assert (refusal.code, refusal.reason) == (
-                    grpc.StatusCode.UNAVAILABLE,
-                    "NO_CAPACITY",
-                )
-                assert refusal.retry_seconds > 0
-            assert await caller.call(HEALTH) == b"\x08\x01"
-            beat = caller.start(HEARTBEAT)
-            await until(lambda: calls.waiting == 11)
-            calls.go.set()
-            await beat
-            for watch in watches:
-                assert [await watch.read(), await watch.read()] == [b"", grpc.aio.EOF]
-            await caller.call(GET_MESH)
-            calls.waiting = 0
-            calls.go.clear()
 
 
 async def test_health_watches_are_limited_but_checks_are_not(

@@ -183,7 +183,7 @@ async def test_timeout_that_is_not_finite_ends_stream(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, -1e308])
-async def test_call_whose_timeout_has_passed_is_not_answered(seconds: float) -> None:
+async def test_call_after_its_timeout_is_not_answered(seconds: float) -> None:
     calls = Calls()
     async with opened(calls) as open_stream:
         stream = open_stream()

@@ -12,8 +12,8 @@ from pathlib import Path
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
-from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest as Asked
-from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionResponse as Told
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest as ReflectionRequest
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionResponse as ReflectionResponse
 
 from libs.serving.calls.public import REQUEST_BYTES
 from tests.serving.parts import Caller, Calls, connected, server_of
@@ -23,9 +23,9 @@ PROTOCOLS = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 both = pytest.mark.parametrize("protocol", PROTOCOLS)
 
 
-async def ask(caller: Caller, protocol: str, request: Asked) -> Told:
+async def ask(caller: Caller, protocol: str, request: ReflectionRequest) -> ReflectionResponse:
     """Ask by either protocol: their messages are equal on the wire."""
-    return Told.FromString(
+    return ReflectionResponse.FromString(
         await caller.stream(
             f"/{protocol}.ServerReflection/ServerReflectionInfo", request.SerializeToString()
         ).read()
@@ -49,7 +49,7 @@ def pool_of(files: Iterable[bytes]) -> descriptor_pool.DescriptorPool:
 @both
 async def test_both_protocols_describe_services_and_files(protocol: str) -> None:
     async with server_of(Calls()) as server, connected(server.address) as caller:
-        listed = await ask(caller, protocol, Asked(list_services=""))
+        listed = await ask(caller, protocol, ReflectionRequest(list_services=""))
         names = {service.name for service in listed.list_services_response.service}
         assert names >= {
             "shoal.v1.MeshService",
@@ -57,14 +57,14 @@ async def test_both_protocols_describe_services_and_files(protocol: str) -> None
             *(f"{one}.ServerReflection" for one in PROTOCOLS),
         }
         for name in names:
-            reported = await ask(caller, protocol, Asked(file_containing_symbol=name))
+            reported = await ask(caller, protocol, ReflectionRequest(file_containing_symbol=name))
             pool = pool_of(reported.file_descriptor_response.file_descriptor_proto)
             service = pool.FindServiceByName(name)
             assert all(
                 method.input_type.full_name and method.output_type.full_name
                 for method in service.methods
             )
-        unknown = await ask(caller, protocol, Asked(file_containing_symbol="no.Such"))
+        unknown = await ask(caller, protocol, ReflectionRequest(file_containing_symbol="no.Such"))
         assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 

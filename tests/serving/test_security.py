@@ -1,4 +1,4 @@
-"""Where a server may listen, by its security settings."""
+"""Addresses at which a server may listen, by its security settings."""
 
 from __future__ import annotations
 

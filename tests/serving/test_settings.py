@@ -69,7 +69,7 @@ class Oven:
 
 
 def test_unset_and_empty_variables_have_the_default() -> None:
-    names = [setting.variable for setting in setting.variables_of(Oven)]
+    names = [setting.variable for setting in setting.list_variables(Oven)]
     empty = dict.fromkeys(set(names) - {"SHOAL_BAKER", "SHOAL_DOOR", "SHOAL_LOCK"}, "")
     for environ in ({}, empty):
         oven = setting.read(Oven, environ)
@@ -201,11 +201,11 @@ def test_log_line_has_every_setting() -> None:
 
 
 def test_variables_of_a_class_include_those_of_groups() -> None:
-    assert [setting.variable for setting in setting.variables_of(Oven)][-2:] == [
+    assert [setting.variable for setting in setting.list_variables(Oven)][-2:] == [
         "SHOAL_DOOR",
         "SHOAL_LOCK",
     ]
     assert list(setting.declared(Oven))[-1] == "door"
     assert "SHOAL_LOCK" not in {
-        one.variable for one in setting.variables_of(Oven, without=["door"])
+        one.variable for one in setting.list_variables(Oven, without=["door"])
     }

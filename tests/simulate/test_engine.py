@@ -64,7 +64,7 @@ def test_two_models_that_take_turns_where_one_has_room() -> None:
     )  # fmt: skip
 
 
-def test_lru_evicts_what_is_old_and_cost_aware_what_is_cheap() -> None:
+def test_lru_evicts_old_models_and_cost_aware_policies_cheap_ones() -> None:
     """Model a costs 10 s and is the oldest when c needs memory. LRU evicts it and pays again; the
     others evict b, which is not used again.
     """
@@ -74,7 +74,7 @@ def test_lru_evicts_what_is_old_and_cost_aware_what_is_cheap() -> None:
     assert stalls == {"lru": 22.0, "cost": 12.0, "gdsf": 12.0, CLAIRVOYANT: 12.0}
 
 
-def test_clairvoyant_evicts_what_is_used_last() -> None:
+def test_clairvoyant_evicts_the_model_that_is_used_last() -> None:
     models = [cost("a", 40), cost("b", 40), cost("c", 40)]
     trace = trace_of(
         models, (0, "a", 1), (20, "b", 1), (40, "c", 1), (60, "a", 1), (80, "c", 1), (100, "b", 1)
@@ -124,7 +124,7 @@ def test_loads_beyond_the_limit_wait_for_their_turn() -> None:
 
 
 def test_evicted_model_is_reloaded_from_host_memory() -> None:
-    """When c leaves for a, the host has no memory for a, b and c: b is dropped, the oldest without
+    """The host has no memory for a, b and c when c leaves for a: b is dropped, the oldest without
     waiting requests.
     """
     models = [cost("a", warm=0.2), cost("b", warm=0.2), cost("c", warm=0.2)]

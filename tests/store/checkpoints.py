@@ -60,7 +60,7 @@ WANTED = {
     "spiece.model",
     "tokenizer.json",
 }
-"""What of it is fetched."""
+"""Files of the model that are fetched."""
 
 
 def same(found: Path, directory: Path) -> bool:

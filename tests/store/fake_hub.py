@@ -43,7 +43,7 @@ class FakeHub:
     """
     calls: list[str] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)
-    """That the second host was sent."""
+    """Tokens that the second host received."""
     waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     """Released whenever an answer waits at the gate."""
     port: int = 0

@@ -1,4 +1,4 @@
-"""From the hub to a directory: the files fetched, how often, and the errors when they cannot be."""
+"""Downloads from the hub to a directory: the fetched files, retries, and errors."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_adapter_is_fetched_as_models_are_and_a_model_is_none(bucket: Path, tmp_
     found = store.get("org/adapter", ignore, is_adapter=True).directory
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         assert (found / name).read_bytes() == (adapter / name).read_bytes()
-    with pytest.raises(ModelNotFound, match="is no adapter") as raised:
+    with pytest.raises(ModelNotFound, match="is not an adapter") as raised:
         store.get(MODEL, ignore, is_adapter=True)
     assert raised.value.field == "adapter"
 

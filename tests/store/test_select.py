@@ -1,4 +1,4 @@
-"""Which files of a listing are wanted."""
+"""Selection of the files of a listing."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_router_names_its_folders() -> None:
         ("0_Asym/", "config.json"),
     ):
         kind = "Asym" if name == "config.json" else "Router"
-        lists = {
+        configs = {
             "modules.json": [{"path": folder, "type": f"sentence_transformers.models.{kind}"}],
             folder + name: types,
         }
@@ -151,7 +151,7 @@ def test_router_names_its_folders() -> None:
             f"{folder}document_0_MLM/model.safetensors",
             "other/idf.json",
         )
-        assert wanted(lists, *others) == sorted({*lists, *others[:3]})
+        assert wanted(configs, *others) == sorted({*configs, *others[:3]})
 
 
 def test_gliner_and_its_second_tokenizer() -> None:

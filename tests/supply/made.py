@@ -14,8 +14,11 @@ def write_distribution(
     needs: Iterable[str] = (),
     says: Iterable[str] = (),
 ) -> None:
-    """Installs it in the folder `site`. `needs`: its Requires-Dist; `says`: more lines of its
-    metadata.
+    """Install the distribution in the folder `site`.
+
+    Args:
+        needs: Its Requires-Dist.
+        says: Further lines of its metadata.
     """
     folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir(parents=True)

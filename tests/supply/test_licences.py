@@ -10,7 +10,7 @@ import pytest
 
 from tests.supply.made import write_distribution
 from tools.distributions import installed_distributions
-from tools.supply.licences import UNKNOWN, forbidden, is_allowed, licence_of
+from tools.supply.licences import UNKNOWN, forbidden, is_allowed, read_licence
 
 GPL = "License :: OSI Approved :: GNU General Public License v3 (GPLv3)"
 MIT = "Classifier: License :: OSI Approved :: MIT License"
@@ -46,7 +46,7 @@ def test_licence_is_read_from_metadata(
     tmp_path: Path, says: list[str], licence: str, allowed: bool
 ) -> None:
     write_distribution(tmp_path, "some", says=says)
-    found = licence_of(installed_distributions([tmp_path])["some"])
+    found = read_licence(installed_distributions([tmp_path])["some"])
     assert (found, is_allowed(found)) == (licence, allowed)
 
 

@@ -1,3 +1,1 @@
-"""What tests of several folders use: servers as processes, fakes that are named so, waiting without
-sleeping.
-"""
+"""Support for tests of several folders: servers as processes, fakes, waiting without sleeping."""

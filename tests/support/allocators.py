@@ -19,7 +19,7 @@ LARGE_SEGMENT_BYTES: Final = 20 * MIB
 (kLargeBuffer).
 """
 MIN_LARGE_BYTES: Final = 10 * MIB
-"""From here on a segment is as large as its first block, rounded up to SEGMENT_ROUNDING_BYTES
+"""Size from which a segment is as large as its first block, rounded up to SEGMENT_ROUNDING_BYTES
 (kMinLargeAlloc, kRoundLarge).
 """
 SEGMENT_ROUNDING_BYTES: Final = 2 * MIB

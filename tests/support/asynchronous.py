@@ -54,10 +54,15 @@ class FakeSubmission:
 
 
 class FakeQueue:
-    """A `DeviceQueue`. `is_manual`: batches end when `end_one` is called, else as soon as a caller
-    waits or asks.
+    """A fake `DeviceQueue`.
 
-    `most_pending`: the most batches that were on the device at once. `submissions`: all, in order.
+    Attributes:
+        most_pending: Maximum number of batches that were on the device at a time.
+        submissions: All submissions, in order.
+
+    Args:
+        is_manual: Batches end when `end_one` is called, otherwise as soon as a caller waits or
+            asks.
     """
 
     def __init__(self, *, is_manual: bool = False) -> None:

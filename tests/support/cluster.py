@@ -185,8 +185,8 @@ class Cluster:
         return self.wait(name, timeout)
 
     def wait(self, name: str, timeout: float = 90.0) -> int | None:
-        """Until it has ended by itself; if it does not in time, SIGKILL. Returns the exit
-        status.
+        """Wait until the process has ended, and send SIGKILL if it does not end in time. Return the
+        exit status.
         """
         process = self.processes.get(name)
         if process is None:
@@ -210,7 +210,7 @@ class Cluster:
         self.signal(names, signal.SIGCONT)
 
     def wait_ready(self, address: str, timeout: float = 180.0) -> None:
-        """Until the router at `address` serves and sees all workers, and models if they have
+        """Wait until the router at `address` serves and sees all workers, and models if they have
         any.
         """
         folders = [

@@ -31,9 +31,9 @@ class Deployment:
         # The state.
         self._replicas = 0
         self.pods: list[str] = []
-        """Those that are to run."""
+        """Pods that should run."""
         self.statuses: dict[str, int | None] = {}
-        """With which the pods ended that were not killed."""
+        """Exit statuses of the pods that were not killed."""
 
     @property
     def replicas(self) -> int:

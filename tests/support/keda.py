@@ -26,9 +26,9 @@ from tests.support.clock import Clock
 from tests.support.waiting import end_tasks
 
 PREFIX: Final = "s0-"
-"""Of metric names in the HPA: the trigger's index."""
+"""Prefix of metric names in the HPA: the trigger's index."""
 SYNC_SECONDS: Final = 15.0
-"""Between two syncs of an HPA (--horizontal-pod-autoscaler-sync-period)."""
+"""Time between two syncs of an HPA (--horizontal-pod-autoscaler-sync-period)."""
 MIN_BACKOFF: Final = 2.0
 MAX_BACKOFF: Final = 60.0
 _CHANNEL: Final = (

@@ -101,8 +101,12 @@ class RedisServers:
 
 
 class RedisServer:
-    """Runs while its context is open. `durable`: keeps its data, written through, over `kill` and
-    `start`. `arguments`: more of the command line."""
+    """A redis-server that runs while its context is open.
+
+    Args:
+        durable: Keep its data, written through, over `kill` and `start`.
+        arguments: Further arguments of the command line.
+    """
 
     def __init__(self, *, durable: bool = False, arguments: Sequence[str] = ()) -> None:
         # A socket's path may have 107 characters, and pytest's directories are long.

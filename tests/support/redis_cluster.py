@@ -149,7 +149,7 @@ class RedisCluster(RedisServers):
 
     @contextmanager
     def without_failover(self) -> Iterator[None]:
-        """Within the context no replica takes over from a killed master."""
+        """Keep replicas from taking over from a killed master within the context."""
         self.commands("CONFIG", "SET", "cluster-node-timeout", 600_000)
         try:
             yield

@@ -41,16 +41,14 @@ _OPTIONS = ("num_warps", "num_stages")
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch of `kernel`, as Triton's launcher would specialise it.
-
-    `signature`: the type of each argument by name. `aligned`: names of those that are multiples of
-    16, as addresses or numbers.
-    """
+    """A launch of `kernel`, as Triton's launcher would specialise it."""
 
     kernel: Any
     signature: tuple[tuple[str, str], ...]
+    """The type of each argument by name."""
     constants: tuple[tuple[str, Any], ...]
     aligned: tuple[str, ...]
+    """Names of the arguments that are multiples of 16, as addresses or numbers."""
     options: tuple[tuple[str, int], ...]
 
     @property

@@ -355,7 +355,7 @@ def test_every_alert_has_a_runbook_and_a_severity() -> None:
     assert len(re.findall("^## ", runbooks, re.MULTILINE)) == len(rules)
 
 
-def test_promtool_takes_the_rules_and_they_pass_their_own_tests(tmp_path: Path) -> None:
+def test_promtool_accepts_the_rules_and_their_tests_pass(tmp_path: Path) -> None:
     rules = rules_file(tmp_path)
     checked = subprocess.run(
         [program("promtool"), "check", "rules", str(rules)],

@@ -243,14 +243,16 @@ class FakeLanes:
     completes: list[worker_pb2.CompleteRequest] = field(default_factory=list)
     pulls: list[worker_pb2.PullRequest] = field(default_factory=list)
     handed_back: list[str] = field(default_factory=list)
-    to_tell: worker_pb2.HeartbeatResponse = field(default_factory=worker_pb2.HeartbeatResponse)
+    next_response: worker_pb2.HeartbeatResponse = field(
+        default_factory=worker_pb2.HeartbeatResponse
+    )
     """Sent with the next heartbeat's reply."""
     claimed: set[str] = field(default_factory=set)
     must_beat: bool = False
     """Whether the next pull's reply requests a heartbeat."""
     rung: asyncio.Event = field(default_factory=asyncio.Event)
     ahead_seconds: float = 0.0
-    """How far the routers' clock is ahead of the machine's."""
+    """Seconds by which the routers' clock is ahead of the machine's."""
 
     def put(self, model: str, *jobs: worker_pb2.Job, adapter: str = "") -> None:
         for job in jobs:
@@ -290,7 +292,7 @@ class FakeLanes:
     def _lease(self, request: worker_pb2.PullRequest) -> worker_pb2.PullResponse | None:
         if self.must_beat:
             self.must_beat = False
-            return worker_pb2.PullResponse(beat=True)
+            return worker_pb2.PullResponse(heartbeat_now=True)
         if request.asked_again and self.leased.get(request.batch_id):
             return self.given[request.batch_id]
         for asked in request.lanes:
@@ -409,7 +411,7 @@ class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
         if not request.on_disk_tag:
             lanes.on_disk = {model.model: model.state for model in request.on_disk}
         lanes.heartbeats.append(request)
-        response, lanes.to_tell = lanes.to_tell, worker_pb2.HeartbeatResponse()
+        response, lanes.next_response = lanes.next_response, worker_pb2.HeartbeatResponse()
         is_known = lanes.is_disk_known if request.on_disk_tag else bool(request.on_disk)
         response.on_disk_tag = "its disk" if is_known else ""
         lanes.is_disk_known = True

@@ -292,7 +292,7 @@ async def test_batch_for_an_evicted_adapter_is_returned(
 
         monkeypatch.setattr(lanes, "lease", late)
         lanes.put(MODEL, encode_job("second", "text"), adapter="org/a")
-        await until(lambda: lanes.handed_back == ["second"], "the batch to come back")
+        await until(lambda: lanes.handed_back == ["second"], "the batch to be handed back")
 
 
 async def test_broken_adapter_is_reported_and_its_model_keeps_serving(tmp_path: Path) -> None:

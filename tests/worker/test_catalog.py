@@ -15,7 +15,7 @@ import pytest
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import InvalidInput
-from libs.models import EncodeResult, EncodeWork, outputs_of
+from libs.models import EncodeResult, EncodeWork, collect_outputs
 from libs.models.interface.work import never_cancelled
 from libs.store import open_store
 from services.worker.machine import disk
@@ -103,7 +103,7 @@ async def test_card_settings_are_reported_and_applied(tmp_path: Path) -> None:
         plain = resident.model.prepare(EncodeWork(["text"]), never_cancelled)
         assert prepared.sequences[0].tokens > plain.sequences[0].tokens
         answer = resident.model.finish(
-            prepared, outputs_of(resident.model.forward(prepared.head, prepared.sequences))
+            prepared, collect_outputs(resident.model.forward(prepared.head, prepared.sequences))
         )
         assert isinstance(answer, EncodeResult)
 
@@ -128,7 +128,7 @@ async def test_card_selects_int8(tmp_path: Path) -> None:
         assert resident is not None
         prepared = resident.model.prepare(EncodeWork(["text"]), never_cancelled)
         answer = resident.model.finish(
-            prepared, outputs_of(resident.model.forward(prepared.head, prepared.sequences))
+            prepared, collect_outputs(resident.model.forward(prepared.head, prepared.sequences))
         )
         assert isinstance(answer, EncodeResult)
 

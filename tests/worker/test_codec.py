@@ -51,7 +51,7 @@ def item(text: str) -> pb.Item:
 
 def sent(result: Result) -> worker_pb2.JobResult:
     return worker_pb2.JobResult.FromString(
-        codec.result_of(result, revision="r", tokens=7, timings=TIMES)
+        codec.encode_result(result, revision="r", tokens=7, timings=TIMES)
     )
 
 
@@ -286,7 +286,7 @@ def test_chunks_of_documents_have_pages_and_texts() -> None:
     assert isinstance(work, EncodeWork)
     assert work.chunking == Chunking("tokens", return_text=True)
     result = EncodeResult(chunks=Chunks([0, 2], [0, 3], [2, 5], [4, 4], [1, 2], ["ab", "cd"]))
-    payload = codec.result_of(result, revision="r", tokens=8, timings=TIMES)
+    payload = codec.encode_result(result, revision="r", tokens=8, timings=TIMES)
     chunks = worker_pb2.JobResult.FromString(payload).encode.chunks
     assert (list(chunks.pages), list(chunks.texts)) == ([1, 2], ["ab", "cd"])
 

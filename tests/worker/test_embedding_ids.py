@@ -113,7 +113,7 @@ async def test_files_are_listed_before_the_model_is_read(tmp_path: Path) -> None
         assert "changed while it was loaded" in await failed(r, "org/a")
 
 
-async def test_load_whose_files_cannot_be_hashed_succeeds_without_an_id(
+async def test_load_with_files_that_cannot_be_hashed_succeeds_without_an_id(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Checkpoints(tmp_path, "org/a")

@@ -151,7 +151,7 @@ async def test_eviction_frees_the_models_graphs(tmp_path: Path) -> None:
         assert await grow(r, "org/a", 50)
         await unloaded(r, "org/a")
         assert (r.used_bytes, before.dropped) == (0, 1)
-        assert r._space.host.models["org/a"].size.bytes == 100, "what it needs to come back"
+        assert r._space.host.models["org/a"].size.bytes == 100, "the memory it needs to return"
         assert before.graphs is not None
         assert not await asyncio.to_thread(before.graphs.grow, 10), "it is not on the device"
         await loaded(r, "org/a")

@@ -30,7 +30,7 @@ def order(
 async def send_orders(lanes: FakeLanes, *orders: worker_pb2.Directive, **queued: int) -> None:
     """Send orders with the next heartbeat's reply. Return when the worker has them."""
     seq = max(one.seq for one in orders)
-    lanes.to_tell = worker_pb2.HeartbeatResponse(
+    lanes.next_response = worker_pb2.HeartbeatResponse(
         directives=orders, queued_tokens={f"org/{name}": n for name, n in queued.items()}
     )
     await until(lambda: lanes.heartbeats[-1].directive_seq == seq)

@@ -108,7 +108,7 @@ async def test_memory_is_given_back_before_a_model_is_evicted(tmp_path: Path) ->
         for number in range(4):
             kept.keep(key(number), VECTOR, tokens=1)
         assert models.image_cache_bytes == 4 * ENTRY
-        assert models.used_bytes == 100, "what is given back at once is not in use"
+        assert models.used_bytes == 100, "memory given back at once is not in use"
         assert models.can_load()
         await loaded(models, "org/b")
         assert models.serving("org/a") is not None

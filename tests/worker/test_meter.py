@@ -98,7 +98,7 @@ def test_truncated_texts_do_not_count_for_tokens_per_byte() -> None:
         "the others of a job count"
     )
     assert learnt(EncodeWork(["x"], instruction="i" * 39), 20) == (20, 40), (
-        "what a request puts before a text counts as well"
+        "text that a request puts before a text counts as well"
     )
 
 

@@ -27,7 +27,7 @@ async def test_unknown_order_is_skipped(tmp_path: Path, caplog: pytest.LogCaptur
         )
         known = worker_pb2.Directive(seq=2, load_model="org/a")
         with caplog.at_level(logging.WARNING):
-            lanes.to_tell = worker_pb2.HeartbeatResponse(
+            lanes.next_response = worker_pb2.HeartbeatResponse(
                 directives=[strange, known], wire_version=WIRE_VERSION + 7
             )
             await until(lambda: lanes.heartbeats[-1].directive_seq == 2)

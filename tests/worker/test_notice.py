@@ -30,7 +30,7 @@ from services.worker.machine.notice import (
     GoogleSource,
     grace_left,
     noticed,
-    source_of,
+    parse_source,
     stops_at,
 )
 from services.worker.settings import Settings
@@ -180,10 +180,10 @@ async def test_missing_source_is_polled_again(tmp_path: Path) -> None:
 
 
 def test_setting_selects_the_source() -> None:
-    assert source_of("none") is None
-    assert isinstance(source_of("aws"), AwsSource)
-    assert isinstance(source_of("gcp"), GoogleSource)
-    source = source_of("file:/run/notice")
+    assert parse_source("none") is None
+    assert isinstance(parse_source("aws"), AwsSource)
+    assert isinstance(parse_source("gcp"), GoogleSource)
+    source = parse_source("file:/run/notice")
     assert isinstance(source, FileSource)
     assert Settings.from_env({"SHOAL_SPOT": "file:/run/notice"}).spot == "file:/run/notice"
     assert Settings.from_env({}).spot == "none"
@@ -229,7 +229,7 @@ async def test_worker_with_a_notice_keeps_serving_and_loads_no_model(
         announce(notice, 600.0)
         await until(lambda: lanes.heartbeats[-1].HasField("preempted_in_seconds"))
         assert 0 < lanes.heartbeats[-1].preempted_in_seconds <= 600
-        lanes.to_tell = worker_pb2.HeartbeatResponse(
+        lanes.next_response = worker_pb2.HeartbeatResponse(
             directives=[worker_pb2.Directive(seq=1, load_model="org/cold")]
         )
         lanes.put("org/cold", encode_job("cold", "cold"))

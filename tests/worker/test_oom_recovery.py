@@ -298,15 +298,15 @@ def test_out_of_memory_errors_are_distinguished() -> None:
 
 def test_cap_applies_to_its_group_then_doubles_and_ends() -> None:
     caps = Caps(100)
-    assert caps.budget_of("a") == 100
+    assert caps.token_budget("a") == 100
     caps.ran("a", 30)
-    assert (caps.budget_of("a"), caps.budget_of("b")) == (30, 100)
+    assert (caps.token_budget("a"), caps.token_budget("b")) == (30, 100)
     for _ in range(CAPPED_BATCHES):
-        assert caps.budget_of("a") == 30
+        assert caps.token_budget("a") == 30
         caps.ran("a")
-    assert caps.budget_of("a") == 60
+    assert caps.token_budget("a") == 60
     caps.ran("a", 25)
-    assert caps.budget_of("a") == 25
+    assert caps.token_budget("a") == 25
     for _ in range(2 * CAPPED_BATCHES):
         caps.ran("a")
-    assert caps.budget_of("a") == 100
+    assert caps.token_budget("a") == 100

@@ -519,7 +519,7 @@ async def test_preparation_of_a_cancelled_job_is_abandoned(tmp_path: Path) -> No
     async with busy(tmp_path) as (lanes, bay):
         (batch,) = (batch for batch, jobs in lanes.leased.items() if "heavy" in jobs)
         cancelled = worker_pb2.CancelledJobs(batch_id=batch, job_ids=["heavy"])
-        lanes.to_tell = worker_pb2.HeartbeatResponse(cancelled=[cancelled])
+        lanes.next_response = worker_pb2.HeartbeatResponse(cancelled=[cancelled])
         await until(lambda: not bay.model.creeping)
         assert not lanes.answers
 

@@ -19,7 +19,13 @@ from libs.kernels.native import layer
 from libs.kernels.native.library import native as native_library
 from libs.models import PackedModel, load_model
 from services.local.settings import MINILM, packaged_minilm
-from services.worker.profile.forward import Batch, ForwardProfile, fill, profile_forward, work_of
+from services.worker.profile.forward import (
+    ForwardProfile,
+    ProfileBatch,
+    fill,
+    first_work,
+    profile_forward,
+)
 from services.worker.profile.ranges import named_parts
 from services.worker.profile.texts import generated
 from services.worker.profile.trace import FORWARD, PARTS, PREFIX, Part, Span, forwards, read
@@ -167,7 +173,7 @@ def test_fused_layers_are_a_part(tmp_path: Path) -> None:
     model = embedder(tmp_path)
     library = native_library()
     if library is None or not library.has_layers(torch.float32):
-        pytest.skip("this CPU has no AVX512, or there is no native library")
+        pytest.skip("this CPU has no AVX512, or the native library is missing")
     found = profiled(model, tokens=32)
     assert_adds_up(found)
     assert found.inside["layer"]["native::layer"] > 0
@@ -220,7 +226,7 @@ def test_profiling_leaves_the_model_unchanged(tmp_path: Path) -> None:
 def test_batch_is_filled_to_the_limit(tmp_path: Path) -> None:
     model = embedder(tmp_path)
     batch = fill(model, generated(), 300, 512)
-    more = model.prepare(work_of(model, [*islice(generated(), len(batch.texts) + 1)])).tokens
+    more = model.prepare(first_work(model, [*islice(generated(), len(batch.texts) + 1)])).tokens
     assert batch.tokens <= 300 < more
     assert len(fill(model, generated(), 10_000, 3).texts) == 3
     assert len(fill(model, iter(["a text that is longer than the budget", "b"]), 1, 512).texts) == 1
@@ -236,4 +242,6 @@ def test_generated_texts_have_the_lengths_of_the_benchmarks() -> None:
 def test_model_without_a_forward_pass_is_refused(tmp_path: Path) -> None:
     model = embedder(tmp_path)
     with pytest.raises(TaskNotSupported, match="no forward pass"):
-        profile_forward(model, Batch([], work_of(model, []), 0), runs=1, device="cpu", threads=1)
+        profile_forward(
+            model, ProfileBatch([], first_work(model, []), 0), runs=1, device="cpu", threads=1
+        )

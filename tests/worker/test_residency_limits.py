@@ -201,7 +201,7 @@ def _check(r: Residency, jobs: list[Resident]) -> None:
     assert r.used_bytes <= r.peak_bytes <= 250
     assert r.host_used_bytes <= r.host_bytes
     for resident in jobs:
-        assert r._space.models[resident.name].resident is resident, "what is in flight stays"
+        assert r._space.models[resident.name].resident is resident, "a model in flight stays"
 
 
 # Turns

@@ -34,7 +34,7 @@ from tests.worker.fakes import FakeModel, encode_job
 WIDTH = 50_000
 """Numbers of a vector: 200 kB, so that a call has those of five jobs or six."""
 CHUNKS = 12
-"""Of each job."""
+"""Chunks of each job."""
 
 
 class FakeChunksModel(FakeModel):
@@ -59,7 +59,7 @@ MODEL = FakeChunksModel()
 def held_job(number: int, tenant: str) -> HeldJob:
     resident = Resident("org/fake", MODEL, load_seconds=0.0, loaded_at=0.0, last_used=0.0)
     job = encode_job(f"{tenant}-{number}", "text")
-    job.tenant, job.written_to = tenant, "elsewhere"
+    job.tenant, job.stream_to = tenant, "elsewhere"
     lease = Lease(worker_pb2.Lane(), "1", 15.0)
     held = HeldJob(number, job, lease, resident, received_at=0.0, queue_seconds=0.0)
     held.prepared, held.streams_chunks = Prepared(EncodeWork(["text"]), "dense", []), True
@@ -73,14 +73,14 @@ class FakeLink:
     def __init__(self, failures: int = 0) -> None:
         self.identity = SimpleNamespace(worker_id="w1")
         self.failures = failures
-        self.calls: list[list[worker_pb2.WrittenText]] = []
+        self.calls: list[list[worker_pb2.JobDelta]] = []
 
-    async def send_texts(self, request: worker_pb2.WrittenRequest) -> worker_pb2.WrittenResponse:
+    async def send_deltas(self, request: worker_pb2.DeltasRequest) -> worker_pb2.DeltasResponse:
         if self.failures:
             self.failures -= 1
             raise NoCapacity("no router")
-        self.calls.append(list(request.texts))
-        return worker_pb2.WrittenResponse()
+        self.calls.append(list(request.deltas))
+        return worker_pb2.DeltasResponse()
 
 
 async def send_all(link: FakeLink, jobs: list[HeldJob]) -> None:
@@ -119,7 +119,7 @@ def test_tenant_that_has_waited_longest_is_first() -> None:
 
 
 def test_forwarded_chunks_slow_down_the_next_ones() -> None:
-    assert pause_seconds(worker_pb2.WrittenResponse()) == INTERVAL_SECONDS
-    forwarded = worker_pb2.WrittenResponse(forwarded_bytes=2 * FORWARDED_BYTES_PER_SECOND)
+    assert pause_seconds(worker_pb2.DeltasResponse()) == INTERVAL_SECONDS
+    forwarded = worker_pb2.DeltasResponse(forwarded_bytes=2 * FORWARDED_BYTES_PER_SECOND)
     assert pause_seconds(forwarded) == 2.0
     assert pause_seconds(None) == FAILED_SECONDS

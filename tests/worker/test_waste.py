@@ -72,13 +72,13 @@ async def test_heartbeats_report_cancelled_work_and_refused_answers(tmp_path: Pa
         lanes.put(MODEL, encode_job("slow", SLOW))
         await until(lambda: len(bay.model.batches) == 2)
         batch = next(name for name, jobs in lanes.leased.items() if "slow" in jobs)
-        reported = lanes.to_tell = worker_pb2.HeartbeatResponse(
+        reported = lanes.next_response = worker_pb2.HeartbeatResponse(
             cancelled=[worker_pb2.CancelledJobs(batch_id=batch, job_ids=["slow"])]
         )
-        await until(lambda: lanes.to_tell is not reported)
-        told_at = len(lanes.heartbeats)
+        await until(lambda: lanes.next_response is not reported)
+        beats_before = len(lanes.heartbeats)
         await until(
-            lambda: len(lanes.heartbeats) > told_at
+            lambda: len(lanes.heartbeats) > beats_before
         )  # the next is sent once the worker has received it
         await until(lambda: any(one.batch_id == batch and one.release for one in lanes.completes))
         bay.model.gate.set()

@@ -120,11 +120,11 @@ async def test_cancelled_job_is_skipped(tmp_path: Path) -> None:
         reported = worker_pb2.HeartbeatResponse(
             cancelled=[worker_pb2.CancelledJobs(batch_id=batch_id, job_ids=["gone"])]
         )
-        lanes.to_tell = reported
-        await until(lambda: lanes.to_tell is not reported)
-        told_at = len(lanes.heartbeats)
+        lanes.next_response = reported
+        await until(lambda: lanes.next_response is not reported)
+        beats_before = len(lanes.heartbeats)
         await until(
-            lambda: len(lanes.heartbeats) > told_at
+            lambda: len(lanes.heartbeats) > beats_before
         )  # the next is sent once the worker has received it
         bay.model.gate.set()
         await until(lambda: "kept" in lanes.answers)
@@ -141,7 +141,7 @@ async def test_lost_lease_is_dropped_and_no_longer_renewed(tmp_path: Path) -> No
             lambda: [batch.batch_id for batch in lanes.heartbeats[-1].batches] == list(lanes.leased)
         )
         (lost,) = lanes.leased
-        lanes.to_tell = worker_pb2.HeartbeatResponse(
+        lanes.next_response = worker_pb2.HeartbeatResponse(
             cancelled=[worker_pb2.CancelledJobs(batch_id=lost, lost=True)]
         )
         await until(lambda: not lanes.heartbeats[-1].batches)
@@ -160,21 +160,21 @@ async def test_orders_are_executed_once(tmp_path: Path) -> None:
                 worker_pb2.Directive(seq=2, load_model="org/unknown"),
             ]
         )
-        lanes.to_tell = orders
+        lanes.next_response = orders
         await until(lambda: lanes.states().get("org/b") == models_pb2.MODEL_STATE_RESIDENT)
         await until(lambda: lanes.states().get("org/unknown") == models_pb2.MODEL_STATE_FAILED)
         # The folder scan runs in parallel to heartbeats and may take longer than a load.
         await until(lambda: lanes.states().get(MODEL) == models_pb2.MODEL_STATE_COLD)
         assert lanes.heartbeats[-1].directive_seq == 2
-        lanes.to_tell = worker_pb2.HeartbeatResponse(
+        lanes.next_response = worker_pb2.HeartbeatResponse(
             directives=[worker_pb2.Directive(seq=3, evict_model="org/b")]
         )
         await until(lambda: lanes.states().get("org/b") == models_pb2.MODEL_STATE_COLD)
-        lanes.to_tell = orders
-        await until(lambda: lanes.to_tell is not orders)
+        lanes.next_response = orders
+        await until(lambda: lanes.next_response is not orders)
         assert list(bay.models) == ["org/b"]
         assert lanes.states()["org/b"] == models_pb2.MODEL_STATE_COLD
-        lanes.to_tell = worker_pb2.HeartbeatResponse(
+        lanes.next_response = worker_pb2.HeartbeatResponse(
             directives=[worker_pb2.Directive(seq=4, drain=True)]
         )
         await until(lambda: lanes.heartbeats[-1].leaving)

@@ -44,8 +44,8 @@ def page() -> str:
             row = (
                 code(f"{method.upper()} {path}"),
                 operation["summary"],
-                type_of(body),
-                type_of(answer),
+                schema_type(body),
+                schema_type(answer),
             )
             dialects.setdefault(operation["tags"][0], []).append(row)
     parts = [HEAD]
@@ -64,17 +64,17 @@ def _schema(name: str, schema: dict[str, Any]) -> Iterator[str]:
     text = " ".join(schema.get("description", "").split())
     yield f"\n### {name}\n\n" + (f"{text}\n\n" if text else "")
     if "properties" not in schema:
-        yield type_of(schema) + "\n"
+        yield schema_type(schema) + "\n"
         return
     required = schema.get("required", ())
     rows = [
-        (code(field), type_of(kind), "required" if field in required else code(_default(kind)))
+        (code(field), schema_type(kind), "required" if field in required else code(_default(kind)))
         for field, kind in schema["properties"].items()
     ]
     yield table(("field", "type", "default"), rows) if rows else "No fields.\n"
 
 
-def type_of(schema: dict[str, Any] | None) -> str:
+def schema_type(schema: dict[str, Any] | None) -> str:
     """Return the type that a JSON schema describes, with links to the bodies of the page."""
     if not schema:
         return ""
@@ -82,14 +82,14 @@ def type_of(schema: dict[str, Any] | None) -> str:
         name = ref.removeprefix(REF)
         return f"[{name}](#{name.lower()})"
     if kinds := schema.get("anyOf"):
-        return " or ".join(dict.fromkeys(filter(None, map(type_of, kinds)))) or "anything"
+        return " or ".join(dict.fromkeys(filter(None, map(schema_type, kinds)))) or "anything"
     if "enum" in schema:
         return " or ".join(code(str(value)) for value in schema["enum"])
     kind = schema.get("type", "anything")
     if kind == "array":
-        return f"list of {type_of(schema.get('items')) or 'anything'}"
+        return f"list of {schema_type(schema.get('items')) or 'anything'}"
     if kind == "object" and isinstance(values := schema.get("additionalProperties"), dict):
-        return f"object of {type_of(values) or 'anything'}"
+        return f"object of {schema_type(values) or 'anything'}"
     return str(kind)
 
 

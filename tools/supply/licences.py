@@ -49,7 +49,7 @@ UNKNOWN = "unknown"
 _SPDX = get_spdx_licensing()
 
 
-def licence_of(distribution: Distribution) -> str:
+def read_licence(distribution: Distribution) -> str:
     """Return the SPDX expression of a distribution, or "unknown".
 
     The source is License-Expression, else the classifiers, else the License field.
@@ -91,7 +91,7 @@ def _holds(part: LicenseSymbol) -> bool:
 
 def forbidden(shipped: Mapping[str, Distribution]) -> dict[str, str]:
     """Return the distributions that must not be shipped, with their licences."""
-    found = {name: licence_of(one) for name, one in sorted(shipped.items()) if name not in OURS}
+    found = {name: read_licence(one) for name, one in sorted(shipped.items()) if name not in OURS}
     return {name: licence for name, licence in found.items() if not is_allowed(licence)}
 
 
@@ -116,7 +116,7 @@ def main() -> int:
             print(
                 f"{name:32} {one.version:20} "
                 f"{'shipped' if name in shipped.installed else 'only here':10} "
-                f"{licence_of(one)}"
+                f"{read_licence(one)}"
             )
     if not wrong:
         print(f"{len(shipped.installed)} shipped distributions have allowed licences")

@@ -28,8 +28,8 @@ from tools.distributions import (
     SupplyError,
     closure,
     installed_distributions,
+    pinned_version,
     read_pins,
-    version_of,
 )
 
 LOCKS = ROOT / "locks"
@@ -160,7 +160,7 @@ def main() -> int:
     LOCKS.mkdir(exist_ok=True)
     for role, each in roles.items():
         torch = (
-            version_of(pins["torch"])
+            pinned_version(pins["torch"])
             if "torch" in closure([ROLES[role]], installed).installed
             else ""
         )

@@ -22,8 +22,8 @@ from tools.distributions import (
     SupplyError,
     closure,
     installed_distributions,
+    pinned_version,
     read_pins,
-    version_of,
 )
 
 # Reference implementations for parity tests, with their imports. They require older versions of
@@ -54,9 +54,9 @@ def check(
         version = one.version.partition("+")[0]
         if name not in pins:
             yield f"{name} {version} is needed and not pinned: add it to constraints.txt"
-        elif version != version_of(pins[name]):
+        elif version != pinned_version(pins[name]):
             yield (
-                f"{name} {version} is installed, constraints.txt has {version_of(pins[name])}: "
+                f"{name} {version} is installed, constraints.txt has {pinned_version(pins[name])}: "
                 "make clean, then make test"
             )
     for name, asker in sorted(needed.missing.items()):

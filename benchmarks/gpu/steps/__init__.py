@@ -22,7 +22,8 @@ class Step:
     """A measurement that runs in a separate process and writes a report."""
 
     name: str
-    """Also of its module in this package, which has a function `run(context)`."""
+    """The name of the step and of its module in this package, which has a function `run(context)`.
+    """
 
     seconds: int
     """The most that it may take on a GPU."""

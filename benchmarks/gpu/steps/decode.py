@@ -60,18 +60,18 @@ def measure(context: Context, shape: Shape) -> Row:
     prompt, steps, peer_steps = (8, 4, 2) if context.is_tiny else (PROMPT, STEPS, PEER_STEPS)
     with tempfile.TemporaryDirectory() as name:
         reference = checkpoint(shape, Path(name), torch.bfloat16).to(context.device)
-        writer = load(Path(name), context.device, torch.bfloat16)
-    loop = DecodeLoop(writer, max(sequences) * pages_for(prompt + steps + WARM + 1))
-    row: Row = {"prompt": prompt, "steps": steps, "page_bytes": writer.page_bytes}
+        language_model = load(Path(name), context.device, torch.bfloat16)
+    loop = DecodeLoop(language_model, max(sequences) * pages_for(prompt + steps + WARM + 1))
+    row: Row = {"prompt": prompt, "steps": steps, "page_bytes": language_model.page_bytes}
     for count in sequences:
         row[f"eager_{count}_ms"] = milliseconds(
-            context, loop, prompts(writer, [prompt] * count), steps
+            context, loop, prompts(language_model, [prompt] * count), steps
         )
     tally = Tally()
     if captured(context, loop, tally):
         for count in sequences:
             row[f"graph_{count}_ms"] = milliseconds(
-                context, loop, prompts(writer, [prompt] * count), steps
+                context, loop, prompts(language_model, [prompt] * count), steps
             )
     reported: Row = {str(event): count for event, count in tally.reported.items()}
     row |= {
@@ -81,7 +81,9 @@ def measure(context: Context, shape: Shape) -> Row:
     }
     for count in sequences:
         ids = (
-            torch.from_numpy(np.stack(prompts(writer, [prompt] * count))).long().to(context.device)
+            torch.from_numpy(np.stack(prompts(language_model, [prompt] * count)))
+            .long()
+            .to(context.device)
         )
         generated(context, reference, ids, 2)
         first, whole = (
@@ -102,16 +104,16 @@ def equal(context: Context, shape: Shape) -> Row:
     """The same requests with gathered keys, by the kernel, and by the kernel from graphs."""
     with tempfile.TemporaryDirectory() as name:
         checkpoint(shape, Path(name), torch.float32, layers=2 if context.is_tiny else EQUAL_LAYERS)
-        writer = load(Path(name), context.device, torch.float32)
+        language_model = load(Path(name), context.device, torch.float32)
     lengths = EQUAL_PROMPTS[: 3 if context.is_tiny else None]
     tokens = 4 if context.is_tiny else EQUAL_TOKENS
     pages = sum(pages_for(length + tokens) for length in lengths)
-    asked, tally = prompts(writer, lengths), Tally()
-    loop = DecodeLoop(writer, pages)
+    asked, tally = prompts(language_model, lengths), Tally()
+    loop = DecodeLoop(language_model, pages)
     by_kernel = texts(loop, asked, tokens)
     by_graph = texts(loop, asked, tokens) if captured(context, loop, tally) else by_kernel
     with gathered():
-        wanted = texts(DecodeLoop(writer, pages), asked, tokens)
+        wanted = texts(DecodeLoop(language_model, pages), asked, tokens)
     same = [by_kernel == wanted, by_graph == wanted]
     row: Row = {
         "is_equal": same[0],
@@ -158,14 +160,16 @@ def checkpoint(
 
 
 def load(directory: Path, device: torch.device, dtype: torch.dtype) -> LanguageModel:
-    writer = load_language_model(directory, device, dtype)
-    writer.max_positions = min(writer.max_positions, 8192)  # as models are served
-    return writer
+    language_model = load_language_model(directory, device, dtype)
+    language_model.max_positions = min(language_model.max_positions, 8192)  # as models are served
+    return language_model
 
 
-def prompts(writer: LanguageModel, lengths: Sequence[int]) -> list[Ids]:
+def prompts(language_model: LanguageModel, lengths: Sequence[int]) -> list[Ids]:
     random = np.random.default_rng(0)
-    return [random.integers(5, writer.vocabulary, length).astype(np.int32) for length in lengths]
+    return [
+        random.integers(5, language_model.vocabulary, length).astype(np.int32) for length in lengths
+    ]
 
 
 def captured(context: Context, loop: DecodeLoop, tally: Tally) -> bool:

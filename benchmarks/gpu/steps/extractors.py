@@ -28,7 +28,7 @@ from benchmarks.gpu import published
 from benchmarks.gpu.context import Context, NotHere
 from benchmarks.gpu.report import Row
 from benchmarks.gpu.steps.profile import kernels
-from benchmarks.models.families import Shape, batches_of, packed_run, padded_run, take_turns
+from benchmarks.models.families import Shape, packed_run, padded_run, split_into_batches, take_turns
 from libs.kernels.linear.grouped import has_grouped
 from libs.models import EncodeWork, InputSequence, PackedModel, load_model
 from libs.models.layers.experts import Experts
@@ -86,7 +86,7 @@ def measure(context: Context, shape: Shape) -> Row:
             other / mine for mine, other in zip(seconds["packed"], seconds[peer], strict=True)
         )
 
-    batch = batches_of(sequences, batch_tokens)[0]
+    batch = split_into_batches(sequences, batch_tokens)[0]
     exact = load_model(directory, f"random/{shape.name}-float32", context.device, torch.float32)
     return {
         "texts": len(mix.texts),

@@ -25,10 +25,10 @@ from benchmarks.gpu.context import Context, peak
 from benchmarks.gpu.report import Row
 from benchmarks.models.families import (
     Shape,
-    batches_of,
     packed_run,
     padded_run,
     sentence_transformers_run,
+    split_into_batches,
     take_turns,
 )
 from libs.models import EncodeWork, PackedModel, load_model
@@ -121,7 +121,7 @@ def measure(context: Context, shape: Shape) -> Row:
     row: Row = {
         "texts": len(mix.texts),
         "tokens": sum(lengths),
-        "batches": len(batches_of(sequences, batch_tokens)),
+        "batches": len(split_into_batches(sequences, batch_tokens)),
         "tokens_per_second": sum(lengths) / own,
         "flops": counted,
         "flops_per_second": counted / own,
@@ -150,6 +150,6 @@ def measure(context: Context, shape: Shape) -> Row:
         return row
     predicted = sum(
         roofline.batch_seconds(context.rates, shape, [one.tokens for one in batch])
-        for batch in batches_of(sequences, batch_tokens)
+        for batch in split_into_batches(sequences, batch_tokens)
     )
     return roofline.compared(row, {"packed_seconds": predicted})

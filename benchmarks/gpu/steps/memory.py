@@ -169,8 +169,8 @@ def _needed(model: PackedModel, sequences: list[InputSequence]) -> tuple[Vector,
 
 @contextmanager
 def _filled(left: int) -> Iterator[None]:
-    """Within this context the device has about `left` free bytes: all others are taken by one
-    allocation.
+    """Leave about `left` free bytes on the device within the context: one allocation takes all
+    others.
     """
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

@@ -56,8 +56,8 @@ GRAPH_HEADS: Final[tuple[list[PooledHead], ...]] = (
 """The encoder alone, and with a head that pools all tokens or one of each sequence."""
 
 FLOAT32_BOUNDS: Final = {64: 1e-5, 256: 1e-4}
-"""By hidden size. 1e-5 as in tests/parity; wide random weights amplify rounding, on a CPU to 3.2e-5
-(electra).
+"""Bounds by hidden size. 1e-5 is that of tests/parity; wide random weights amplify rounding, on a
+CPU to 3.2e-5 (electra).
 """
 BFLOAT16_TIMES: Final = 3.0
 MIN_COSINE: Final = 0.999
@@ -108,14 +108,14 @@ def family(device: torch.device, kind: str, hidden: int, heads: int, layers: int
     with tempfile.TemporaryDirectory() as name:
         directory = write_checkpoint(kind, Path(name), hidden=hidden, heads=heads, layers=layers)
         reference = random_model(kind, hidden=hidden, heads=heads, layers=layers)
-        exact = states_of(reference, ids, torch.device("cpu"))
+        exact = reference_states(reference, ids, torch.device("cpu"))
         own = worst(
-            states_of(reference.to(device=device, dtype=torch.bfloat16), ids, device), exact
+            reference_states(reference.to(device=device, dtype=torch.bfloat16), ids, device), exact
         )
-        single = encoder_of(directory, torch.float32, device)
+        single = load_encoder(directory, torch.float32, device)
         found = own_states(single, ids, device)
         alone = [own_states(single, [one], device)[0] for one in ids]
-        narrow = encoder_of(directory, torch.bfloat16, device)
+        narrow = load_encoder(directory, torch.bfloat16, device)
         half = worst(own_states(narrow, ids, device), exact)
         replayed = {
             f"graph_{str(one.dtype).removeprefix('torch.')}": graph(one, device)
@@ -203,7 +203,7 @@ def minilm(context: Context) -> Row:
     return rows
 
 
-def encoder_of(directory: Path, dtype: torch.dtype, device: torch.device) -> PackedEncoder:
+def load_encoder(directory: Path, dtype: torch.dtype, device: torch.device) -> PackedEncoder:
     config = json.loads((directory / "config.json").read_text())
     return build_encoder(
         config, TensorFile.open(directory), dtype=dtype, device=device, head_tables={}
@@ -216,7 +216,7 @@ def own_states(encoder: PackedEncoder, ids: Ids, device: torch.device) -> list[t
     return list(states.split([len(one) for one in ids]))
 
 
-def states_of(model: torch.nn.Module, ids: Ids, device: torch.device) -> list[torch.Tensor]:
+def reference_states(model: torch.nn.Module, ids: Ids, device: torch.device) -> list[torch.Tensor]:
     """Hidden states of each sequence alone."""
     with torch.inference_mode():
         return [

@@ -20,10 +20,10 @@ from benchmarks.common.texts import real_texts
 from benchmarks.gpu import published
 from benchmarks.gpu.context import Context, peak
 from benchmarks.gpu.report import Row
-from benchmarks.models.families import Shape, batches_of
+from benchmarks.models.families import Shape, split_into_batches
 from libs.models import EncodeWork, load_model
 from libs.models.interface.pending import PendingBatch
-from services.worker.profile.forward import Batch, profile_forward
+from services.worker.profile.forward import ProfileBatch, profile_forward
 
 BATCH_TOKENS: Final = 16_384
 RUNS: Final = 9
@@ -55,7 +55,7 @@ def in_flight(context: Context, shape: Shape) -> Row:
     directory, _ = published.checkpoint(shape)
     model = load_model(directory, f"random/{shape.name}", context.device, torch.bfloat16)
     mix = real_texts(16 if context.is_tiny else 512, directory=directory)
-    batch = batches_of(
+    batch = split_into_batches(
         model.prepare(EncodeWork(mix.texts)).sequences, 128 if context.is_tiny else BATCH_TOKENS
     )[0]
     gaps: list[float] = []
@@ -90,10 +90,10 @@ def measure(context: Context, shape: Shape) -> Row:
     directory, reference = published.checkpoint(shape)
     mix = real_texts(texts, directory=directory)
     model = load_model(directory, f"random/{shape.name}", context.device, torch.bfloat16)
-    batch = batches_of(model.prepare(EncodeWork(mix.texts)).sequences, tokens)[0]
+    batch = split_into_batches(model.prepare(EncodeWork(mix.texts)).sequences, tokens)[0]
     chosen = mix.texts[: len(batch)]
     work = EncodeWork(chosen)
-    whole = Batch(chosen, work, model.prepare(work).tokens)
+    whole = ProfileBatch(chosen, work, model.prepare(work).tokens)
     parts = profile_forward(
         model, whole, runs=runs, device=context.device.type, threads=torch.get_num_threads()
     )

@@ -22,9 +22,9 @@ from benchmarks.gpu.report import Row
 from benchmarks.gpu.steps.parity import (
     BFLOAT16_TIMES,
     FLOAT32_BOUNDS,
-    encoder_of,
+    load_encoder,
     own_states,
-    states_of,
+    reference_states,
     worst,
 )
 from libs.models import EncodeWork, PackedModel, load_model
@@ -62,14 +62,14 @@ def forward(context: Context, kind: str, dtype: torch.dtype) -> Row:
     with tempfile.TemporaryDirectory() as name:
         directory = write_checkpoint(kind, Path(name), hidden=HIDDEN, heads=4)
         reference = random_model(kind, hidden=HIDDEN, heads=4)
-        exact = states_of(reference, ids, torch.device("cpu"))
-        encoder = encoder_of(directory, dtype, context.device)
+        exact = reference_states(reference, ids, torch.device("cpu"))
+        encoder = load_encoder(directory, dtype, context.device)
         found = own_states(encoder, ids, context.device)
         half = reference.to(device=context.device, dtype=torch.bfloat16)
         bound = (
             FLOAT32_BOUNDS[HIDDEN]
             if dtype is torch.float32
-            else BFLOAT16_TIMES * worst(states_of(half, ids, context.device), exact)
+            else BFLOAT16_TIMES * worst(reference_states(half, ids, context.device), exact)
         )
         row: Row = {"distance": worst(found, exact), "bound": bound}
         if context.has_cuda:
@@ -118,7 +118,7 @@ def captures(context: Context) -> Row:
     can be captured.
     """
     with tempfile.TemporaryDirectory() as name:
-        encoder = encoder_of(
+        encoder = load_encoder(
             write_checkpoint("modernbert", Path(name), hidden=HIDDEN, heads=4),
             torch.bfloat16,
             context.device,

@@ -1,4 +1,4 @@
-"""What `extract` finds in one item, and the parts of generated text."""
+"""Results of `extract` for one item, and the parts of generated text."""
 
 from __future__ import annotations
 

@@ -32,17 +32,20 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`input_tokens`: tokens that went through the model, special tokens, prompts and labels
-    included; counted, not estimated. `image_tokens`: those of them that were made of images.
-    `output_tokens`: those that a model wrote. `truncated_items`: items or documents that had more
-    tokens than the model takes and were cut. `truncated_query`: the query, or a label that the
-    model reads as a text, was cut."""
+    """Resource usage of a call."""
 
     input_tokens: int
+    """Tokens that the model read, including special tokens, prompts and labels; counted, not
+    estimated.
+    """
     image_tokens: int = 0
+    """The part of these for images."""
     output_tokens: int = 0
+    """Tokens that the model generated."""
     truncated_items: int = 0
+    """Items or documents that were cut because they had more tokens than the model takes."""
     truncated_query: bool = False
+    """Whether the query, or a label that the model reads as a text, was cut."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,12 +146,14 @@ class Schema:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return a schema from the form that the gliner2 package's `Schema.to_dict()` has. Raises
+        """Return a schema from the form of the gliner2 package's `Schema.to_dict()`. Raises
         InvalidInput for unknown keys.
 
-        `entities` and `relations`: lists, or maps as for `with_entities`; `classifications`:
-        [{"task", "labels", "multi_label", "cls_threshold", "prompt"}]; `structures`: {name:
-        {"fields": [...]}} with fields as for `with_structure`; `threshold`.
+        Args:
+            values: The keys `entities` and `relations` are lists, or maps as for `with_entities`;
+                `classifications` is [{"task", "labels", "multi_label", "cls_threshold", "prompt"}];
+                `structures` is {name: {"fields": [...]}} with fields as for `with_structure`;
+                `threshold` is a number.
         """
         try:
             return cls._from_dict(values)

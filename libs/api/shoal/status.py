@@ -127,7 +127,9 @@ class ModelPlace:
     last_error: str
     pinned: bool
     downloaded_bytes: int
-    """In state "downloading", of `download_bytes` in all; both are 0 in any other."""
+    """Bytes on disk in state "downloading", of `download_bytes` in all; both are 0 in any other
+    state.
+    """
     download_bytes: int
     host_bytes: int = 0
     """Bytes of host memory for a copy in addition to the one on the device."""

@@ -30,7 +30,7 @@ MODEL_WEIGHTS: Final = (
 _MAX_NAME: Final = 300  # characters: more than a model id has
 
 
-def base_of(directory: Path) -> str:
+def read_base_model(directory: Path) -> str:
     """The name of the model that a directory is an adapter of; empty for a model. Raises
     ModelBroken if the adapter names none.
     """

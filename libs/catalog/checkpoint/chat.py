@@ -80,7 +80,7 @@ def with_template(files: Checkpoint, card: Card) -> Card:
     return replace(card, template=source, template_values=values, message_parts=parts)
 
 
-def template_of(directory: Path) -> str:
+def read_template(directory: Path) -> str:
     """Return the default template in a directory, that of a processor of images among them; empty:
     there is none.
     """

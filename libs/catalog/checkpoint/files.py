@@ -24,16 +24,16 @@ T = TypeVar("T", bound=str)
 
 MAX_JSON_BYTES: Final = 16 << 20
 MAX_HEADER_BYTES: Final = 16 << 20
-"""Of a safetensors file's JSON. The format allows 100 MB, which parsed would take Python a
-gigabyte.
+"""Maximum size of a safetensors file's JSON. The format allows 100 MB, which would take a gigabyte
+when parsed in Python.
 """
 MAX_TENSORS: Final = 20_000
-"""Of a file: each takes 25 microseconds to check. Files of mixtures of experts, with a tensor for
-each, have some thousands.
+"""Maximum number of tensors of a file: each takes 25 microseconds to check. Files of mixtures of
+experts, with a tensor for each, have some thousands.
 """
 MAX_SHARDS: Final = 1_000
 MAX_INDEXED_TENSORS: Final = 100_000
-"""Of all shards."""
+"""Maximum number of tensors of all shards."""
 _MAX_COMMAS: Final = 32 * MAX_TENSORS
 
 NOT_OPENED: Final = (

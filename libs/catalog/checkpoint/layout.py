@@ -24,7 +24,7 @@ from libs.catalog.checkpoint.files import (
     read_config,
     tensor_files,
 )
-from libs.catalog.checkpoint.modules import Modules, prompts_of, read_modules, sentence_settings
+from libs.catalog.checkpoint.modules import Modules, read_modules, read_prompts, sentence_settings
 from libs.catalog.checkpoint.tasks import read_own_adapters
 from libs.errors import ModelBroken
 
@@ -112,7 +112,7 @@ def modules_checkpoint(directory: Path, modules: Modules) -> Checkpoint:
 
 def common_card(files: Checkpoint, model: str, kind: str) -> Card:
     """Return a card with the fields that every kind has; its reader fills in the others."""
-    prompts, default = prompts_of(files.top)
+    prompts, default = read_prompts(files.top)
     return Card(
         model=model,
         revision=model.partition("@")[2]

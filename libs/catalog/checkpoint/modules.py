@@ -93,7 +93,7 @@ def read_modules(directory: Path) -> Modules:
     return found.modules()
 
 
-def prompts_of(top: Config) -> tuple[dict[str, str], str]:
+def read_prompts(top: Config) -> tuple[dict[str, str], str]:
     """Return the prompts of config_sentence_transformers.json, and the name of the default one;
     empty: none.
 
@@ -141,7 +141,7 @@ class _Builder:
         self.query_default = False
 
     def add(self, directory: Path, entry: Config) -> None:
-        kind, folder = _class_of(directory, entry), entry.text("path")
+        kind, folder = _module_class(directory, entry), entry.text("path")
         if self.queries is not None:
             self.queries.add(directory, entry)
         if kind in ("Transformer", "MLMTransformer"):
@@ -209,7 +209,7 @@ class _Builder:
         )
 
 
-def _class_of(directory: Path, entry: Config) -> str:
+def _module_class(directory: Path, entry: Config) -> str:
     """Return the class name of a module. Raises ModelBroken for classes of other packages, and for
     folders outside the checkpoint.
     """

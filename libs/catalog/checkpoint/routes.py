@@ -55,12 +55,12 @@ def read_routes(directory: Path, folder: str) -> Routes:
     first = next(iter(structure.values)) if parameters.flag("allow_empty_key", True) else "document"
     default = parameters.text("default_route", first) == "query"
     own = tuple(_entry(config, types, name, folder) for name in query)
-    if [class_of(entry) for entry in own] == [STATIC]:
+    if [class_name(entry) for entry in own] == [STATIC]:
         return Routes(entries, static_queries(directory, inside(folder, query[0]), default=default))
     return Routes(entries, queries=own, query_default=default)
 
 
-def class_of(entry: Config) -> str:
+def class_name(entry: Config) -> str:
     """Return the last word of a module's dotted class path."""
     return entry.text("type").rpartition(".")[2]
 

@@ -131,7 +131,7 @@ def _names(config: Config, key: str) -> tuple[str, ...]:
             raise config.broken(
                 key,
                 (
-                    f"has {name!r}, which is no plain name of A-Z a-z 0-9 . _ - and at most 128 "
+                    f"has {name!r}, which is not a plain name of A-Z a-z 0-9 . _ - and at most 128 "
                     "characters"
                 ),
             )

@@ -20,7 +20,7 @@ from libs.conversion.archive import MAX_TENSORS, Refused
 MAX_KEYS: Final = 4_096
 MAX_TEXT_BYTES: Final = 1 << 20
 MAX_ELEMENTS: Final = 1 << 21
-"""Of an array in the metadata, such as the merges of a tokenizer."""
+"""Maximum length of an array in the metadata, such as the merges of a tokenizer."""
 
 MAX_HEADER_BYTES: Final = 64 << 20
 MAX_AXES: Final = 4

@@ -37,7 +37,7 @@ _BYTE_LEVEL: Final[Mapping[str, tuple[Any, ...]]] = {
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ),
 }
-"""How each of llama.cpp's names in tokenizer.ggml.pre splits a text before BPE."""
+"""The pattern by which each of llama.cpp's names in tokenizer.ggml.pre splits a text before BPE."""
 
 _SLOTS: Final = {
     "bos_token": "bos_token_id",

@@ -25,7 +25,9 @@ from libs.conversion.formats.gguf_file import Layout, Stored, read_layout
 from libs.conversion.writing import Output, Progress, Report, write
 
 BLOCK_NUMBERS: Final = 1 << 20
-"""Of a tensor that are dequantised at a time; some types take several arrays of as many float32."""
+"""Numbers of a tensor that are dequantised at a time; some types take several arrays of as many
+float32.
+"""
 
 _KINDS: Final = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",

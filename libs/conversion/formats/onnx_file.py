@@ -29,7 +29,7 @@ MAX_NODES: Final = 200_000
 MAX_AXES: Final = 8
 MAX_NAME_BYTES: Final = 512
 BLOCK_NUMBERS: Final = 1 << 20
-"""Of a tensor that are converted at a time."""
+"""Numbers of a tensor that are converted at a time."""
 
 _FLOATS: Final = {
     1: ("F32", np.dtype("<f4")),
@@ -45,8 +45,8 @@ _MATRIX_PRODUCTS: Final = (
     "MatMulIntegerToFloat",
 )
 _QUANTISED_GEMM: Final = "Gemm_MatMul"
-"""In the name of a product that onnxruntime made of a Gemm. Its weight keeps the parameter's name,
-and is transposed.
+"""A part of the name of a product that onnxruntime made of a Gemm. Its weight keeps the parameter's
+name, and is transposed.
 """
 _PASSED: Final = ("DequantizeLinear", "Identity", "Cast")
 _FIXED64: Final = 1

@@ -9,7 +9,7 @@ from . import markup
 from .limits import Limits, Refused
 
 _BOUNDARIES: Final = (b"\n\n", b"\n", b" ")
-"""Where a text is divided, best first."""
+"""Boundaries at which a text is divided, best first."""
 
 
 class Pages:

@@ -38,7 +38,7 @@ _FOREIGN: Final = (
     (re.compile(rb"UEsDB"), "a ZIP archive that is encoded in base64 twice"),
     (re.compile(rb"data:[\w.+-]{1,40}/[\w.+-]{1,80}[;,]", re.IGNORECASE), "a data URL"),
 )
-"""How files of text begin that would be read as plain text but are something else."""
+"""The beginnings of text files that are not plain text but would be read as such."""
 _HEADER: Final = re.compile(r"([!-9;-~]{1,80}):[ \t]")
 _MAIL_HEADERS: Final = frozenset(
     {"date", "subject", "to", "message-id", "mime-version", "received", "return-path"}

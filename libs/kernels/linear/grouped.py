@@ -26,7 +26,7 @@ class ByExpert:
         rows: [pairs] the row of each pair.
         experts: [pairs] its expert, non-decreasing.
         ends: [experts] int32, the end of each expert's pairs.
-        places: [rows, used] where the pairs of each row are.
+        places: [rows, used] index of each pair of a row in the order of `rows`.
     """
 
     rows: Tensor
@@ -36,8 +36,11 @@ class ByExpert:
 
     @staticmethod
     def from_chosen(chosen: Tensor, experts: int) -> ByExpert:
-        """Sort the pairs of `chosen`, int64 [rows, used], the experts of each row. Does not wait
-        for the device.
+        """Sort pairs by expert, without waiting for the device.
+
+        Args:
+            chosen: int64 [rows, used], the experts of each row.
+            experts: Number of all experts.
         """
         by_expert, order = chosen.flatten().sort(stable=True)
         numbers = torch.arange(len(order), device=chosen.device)
@@ -56,7 +59,9 @@ class ByExpert:
     def weighted(self, answers: Tensor, shares: Tensor) -> Tensor:
         """Return the float32 sum over each row's experts of share * answer.
 
-        `answers`: [pairs, size]; `shares`: [rows, used].
+        Args:
+            answers: [pairs, size]
+            shares: [rows, used]
         """
         return (answers[self.places].float() * shares.float()[..., None]).sum(1)
 

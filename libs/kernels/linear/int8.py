@@ -98,7 +98,7 @@ class Int8Weight(nn.Module):
         `bias` [outputs].
         """
         super().__init__()
-        codes, scale = codes_of(weight)
+        codes, scale = quantise_rows(weight)
         total = codes.sum(1, dtype=torch.int64) * scale.double()
         shift = torch.zeros(len(codes)) if bias is None else bias.detach().float()
         packed, factors = chosen.pack(codes, torch.stack((scale, total.float(), shift)))
@@ -115,7 +115,7 @@ class Int8Weight(nn.Module):
         )
 
 
-def codes_of(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise [rows, columns] to codes [rows, columns] int8 and scale [rows] float32, with weight
     = codes * scale.
     """
@@ -201,7 +201,7 @@ def agrees(tried: Way) -> bool:
 
 def _plain(x: Tensor, weight: Tensor) -> Tensor:
     """Return the product of the decoded numbers, in float64."""
-    codes, scale = codes_of(weight)
+    codes, scale = quantise_rows(weight)
     wide = x.double()
     low = wide.amin(1, keepdim=True)
     step = (wide.amax(1, keepdim=True) - low) / _STEPS

@@ -37,8 +37,10 @@ def attend(
     """Compute `paged.attend`, or with `q` None `paged.store`, which returns the keys; None if the
     library does not support it.
 
-    `pages`, `cu_rows` and `numbers`: as in `attention/paged.py`. `library`: None for this process's
-    choice.
+    Arguments that are not listed are those of `attention/paged.py`.
+
+    Args:
+        library: The library to use; None for that of the process.
     """
     of_keys, of_values = pages
     library = native() if library is None else library

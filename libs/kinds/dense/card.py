@@ -185,7 +185,7 @@ def _refuse_bare(files: Checkpoint) -> None:
             "the catalog can, by `detect`: "
             "`kind: dense` and `pooling: lasttoken` for an embedder; `kind: yes_no`, `answers: "
             "['yes', 'no']` and `template` for a "
-            "reranker; `kind: writer` for one that writes, which a chat template and "
+            "reranker; `kind: generative` for one that generates text, which a chat template and "
             "generation_config.json say too",
         )
 

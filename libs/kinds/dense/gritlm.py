@@ -16,8 +16,8 @@ from libs.catalog.card import Card
 
 _CODE: Final = "gritlm"
 _EMBED: Final = "<|embed|>\n"
-"""What stands before each text; an instruction goes before it, as `<|user|>`, the instruction and a
-line feed.
+"""The text before each text; an instruction precedes it, as `<|user|>`, the instruction and a line
+feed.
 """
 
 

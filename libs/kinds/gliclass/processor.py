@@ -26,7 +26,7 @@ from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import hypotheses, item_path, need_labels, need_task, need_work
 from libs.models.text.processing.answers import best_first, is_multi_label, sigmoid
 from libs.models.text.processing.entities import softmax
-from libs.models.text.tokenising.cutting import Cutter, Part, encoded
+from libs.models.text.tokenising.cutting import Cutter, TextEncoding, encoded
 from libs.models.text.tokenising.text import run_of_ones, too_long
 
 _LABELS = "classify.labels"
@@ -120,7 +120,7 @@ class GliclassProcessor:
         return labels
 
     def _sequence(
-        self, part: Part, labels: int, truncation: Truncation, where: str
+        self, part: TextEncoding, labels: int, truncation: Truncation, where: str
     ) -> InputSequence:
         ids = np.array(part.encoding.ids, dtype=np.int32)
         mask = part.encoding.special_tokens_mask

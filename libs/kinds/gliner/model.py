@@ -21,7 +21,7 @@ from libs.kinds.gliner.card import (
 )
 from libs.kinds.gliner.head import EntityHead
 from libs.kinds.gliner.processor import GlinerProcessor, LabelTokens
-from libs.kinds.gliner.relations import PairScorer, linking_of
+from libs.kinds.gliner.relations import PairScorer, build_linking
 from libs.kinds.gliner.word_labels import WordScorer
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.spans import SpanMarker, SpanScorer, TwoLayers
@@ -110,7 +110,7 @@ def _pairs(parts: Parts, settings: Gliner, state: HeadState) -> PairScorer:
     """Build the scorer of relations, which runs on the host on every device."""
     size = settings.hidden
     pair = TwoLayers(state, "pair_rep_layer", size=size, inputs=size * 2, file=parts.file)
-    linking = linking_of(settings.adjacency, state, size=size, file=parts.file)
+    linking = build_linking(settings.adjacency, state, size=size, file=parts.file)
     return PairScorer(
         _marker(parts, settings, state), pair, linking, whole=settings.adjacency == "gcn"
     ).cpu()

@@ -43,7 +43,7 @@ from libs.models.text.processing.extraction.spans import (
     word_candidates,
     word_candidates_by_label,
 )
-from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
+from libs.models.text.processing.extraction.words import WordFrame, Words, WordSequence
 from libs.models.text.tokenising.cutting import encoded
 
 Array = NDArray[np.float32]
@@ -162,7 +162,7 @@ class GlinerProcessor:
     ) -> Prepared:
         labels, relations = tuple(dict.fromkeys(labels)), tuple(dict.fromkeys(relations))
         own = () if self._tokens is None else self._tokens(labels, check_cancelled)
-        framed = self._frame.encode(
+        found = self._frame.encode(
             work.texts, self._prompt(labels, relations), work.truncation, path, check_cancelled
         )
         sequences = [
@@ -171,10 +171,10 @@ class GlinerProcessor:
                 input=self._places(item, len(labels), len(relations), own),
                 cut=item.cut,
             )
-            for item in framed
+            for item in found
         ]
         return Prepared(
-            work, "entities", sequences, _Notes(labels, relations, [item.words for item in framed])
+            work, "entities", sequences, _Notes(labels, relations, [item.words for item in found])
         )
 
     def word_windows(
@@ -223,15 +223,15 @@ class GlinerProcessor:
         return prompt
 
     def _places(
-        self, framed: Framed, labels: int, relations: int, own: tuple[Label, ...]
+        self, sequence: WordSequence, labels: int, relations: int, own: tuple[Label, ...]
     ) -> WordPlaces:
         settings = self._settings
-        markers = framed.prompt[: 2 * labels : 2] + (0 if settings.marks_entities else 1)
+        markers = sequence.prompt[: 2 * labels : 2] + (0 if settings.marks_entities else 1)
         begin = 2 * labels + 1
-        others = framed.prompt[begin : begin + 2 * relations : 2] + (
+        others = sequence.prompt[begin : begin + 2 * relations : 2] + (
             0 if settings.marks_relations else 1
         )
-        return WordPlaces(framed.pieces, framed.sizes, markers, others, own)
+        return WordPlaces(sequence.pieces, sequence.sizes, markers, others, own)
 
     def _found(self, logits: Array, words: Words, threshold: float) -> Candidates:
         if self._settings.span_mode == "token_level":
@@ -267,7 +267,7 @@ class GlinerProcessor:
             # The package counts a span once for each label.
             spans = word_candidates_by_label(sigmoid(logits), THRESHOLD)
         scores = pairs.forward(
-            word_states, relation_states, spans, _rows_of(chosen, spans), THRESHOLD
+            word_states, relation_states, spans, _row_indices(chosen, spans), THRESHOLD
         )
         entities = _entities(text, chosen, words, notes.labels)
         threshold = THRESHOLD if work.threshold is None else work.threshold
@@ -285,7 +285,7 @@ class GlinerProcessor:
         return Extraction(relations=related, truncated=is_cut)
 
 
-def _rows_of(chosen: Candidates, spans: Candidates) -> NDArray[np.int64]:
+def _row_indices(chosen: Candidates, spans: Candidates) -> NDArray[np.int64]:
     """Return the row of each chosen candidate among the spans."""
     rows = {
         (start, end): row

@@ -86,7 +86,7 @@ class PairScorer(nn.Module):
         return torch.stack([torch.addmm(base, (head + tails).relu(), keys.T) for head in heads])
 
 
-def linking_of(
+def build_linking(
     kind: Adjacency, state: Mapping[str, Tensor], *, size: int, file: str
 ) -> Linking | None:
     """Build the linking. Raises ModelBroken for tensors that are missing or have another shape."""

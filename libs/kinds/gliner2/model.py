@@ -31,7 +31,7 @@ def build(parts: Parts) -> Built:
         pooling="first",
         word=word_pattern(),
         lowercase=True,
-        framed=False,
+        adds_special_tokens=False,
     )
     state = HeadState(parts.rest, parts.device, "config.json")
     if isinstance(settings, Boundary):

@@ -13,7 +13,7 @@ import numpy as np
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
-from libs.kinds.gliner2.schemas import SchemaPrompt, prompt_of
+from libs.kinds.gliner2.schemas import SchemaPrompt, build_prompt
 from libs.models.interface.results import Entity, Extraction, Result
 from libs.models.interface.schema import Schema, SchemaLabel
 from libs.models.interface.sequences import InputSequence, Output, Prepared
@@ -29,7 +29,7 @@ from libs.models.interface.work import (
 from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import item_path, need_labels, need_task, unsupported
 from libs.models.text.processing.extraction.spans import Candidates, choose
-from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
+from libs.models.text.processing.extraction.words import WordFrame, Words, WordSequence
 
 ENDING: Final = "."
 _ENDINGS: Final = (ENDING, "!", "?")
@@ -53,7 +53,7 @@ class SchemaProcessor(ABC):
         self._card, self._frame = card, frame
 
     @abstractmethod
-    def places(self, schema: Schema, prompt: SchemaPrompt, framed: Framed) -> object:
+    def places(self, schema: Schema, prompt: SchemaPrompt, sequence: WordSequence) -> object:
         """Return the head's input for a text's sequence.
 
         Raises InvalidInput for a schema without tokens in the tokenizer.
@@ -72,9 +72,9 @@ class SchemaProcessor(ABC):
         need_task(work, self._card)
         if not isinstance(work, EntitiesWork | StructureWork):
             raise unsupported(work, self._card)
-        schema, path = _schema_of(work, self._card)
-        prompt = prompt_of(schema)
-        framed = self._frame.encode(
+        schema, path = _work_schema(work, self._card)
+        prompt = build_prompt(schema)
+        found = self._frame.encode(
             [ended(text) for text in work.texts],
             prompt.words,
             work.truncation,
@@ -83,10 +83,10 @@ class SchemaProcessor(ABC):
         )
         sequences = [
             InputSequence(one.ids, input=self.places(schema, prompt, one), cut=one.cut)
-            for one in framed
+            for one in found
         ]
         return Prepared(
-            work, "structure", sequences, SchemaNotes(schema, prompt, [one.words for one in framed])
+            work, "structure", sequences, SchemaNotes(schema, prompt, [one.words for one in found])
         )
 
     def word_windows(
@@ -100,7 +100,7 @@ class SchemaProcessor(ABC):
         """Return the windows of text `index`, as `WordWindows` says."""
         if not isinstance(work, EntitiesWork | StructureWork):
             raise unsupported(work, self._card)
-        prompt = prompt_of(_schema_of(work, self._card)[0]).words
+        prompt = build_prompt(_work_schema(work, self._card)[0]).words
         return self._frame.windows(
             work.texts[index], prompt, overlap, path, check_cancelled, after=ENDING
         )
@@ -124,7 +124,7 @@ class SchemaProcessor(ABC):
         return build_result(items, prepared.answer_bytes, check_cancelled)
 
 
-def _schema_of(work: EntitiesWork | StructureWork, card: Card) -> tuple[Schema, str]:
+def _work_schema(work: EntitiesWork | StructureWork, card: Card) -> tuple[Schema, str]:
     """Return the work's schema and its path in a request. Raises InvalidInput for an empty
     schema."""
     if isinstance(work, EntitiesWork):

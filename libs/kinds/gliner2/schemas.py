@@ -53,7 +53,7 @@ class SchemaPrompt:
     choices: list[int] = field(default_factory=list)
 
 
-def prompt_of(schema: Schema) -> SchemaPrompt:
+def build_prompt(schema: Schema) -> SchemaPrompt:
     """Build the prompt. Raises InvalidInput with the path of a text that contains a marker."""
     for path, text in _texts(schema):
         if marker := next((marker for marker in MARKERS if marker in text), None):

@@ -40,7 +40,7 @@ from libs.models.runtime.answer_budget import (
 from libs.models.text.checks import need_labels, need_task, need_work
 from libs.models.text.heads.extraction.words import WordPlaces
 from libs.models.text.processing.answers import sigmoid
-from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
+from libs.models.text.processing.extraction.words import WordFrame, Words, WordSequence
 
 _LABELS = "relations.labels"
 Ids = NDArray[np.int32]
@@ -99,16 +99,16 @@ class GlirelProcessor:
         prompt = _prompt(labels)
         sequences, pairs = [], []
         found = self._frame.encode(work.texts, prompt, work.truncation, _LABELS, check_cancelled)
-        for framed, given in zip(found, _given(work), strict=True):
-            entities = _entity_words(framed.words, given)
+        for sequence, given in zip(found, _given(work), strict=True):
+            entities = _entity_words(sequence.words, given)
             heads, tails = self._pairs(entities.firsts)
             pairs.append(_Pairs(entities.rows, heads, tails))
             if len(heads):
                 places = PairPlaces(
-                    self._words(framed, labels), entities.firsts, entities.lasts, heads, tails
+                    self._words(sequence, labels), entities.firsts, entities.lasts, heads, tails
                 )
-                sequences.append(InputSequence(framed.ids, input=places))
-        cut = tuple(framed.cut for framed in found if framed.cut)
+                sequences.append(InputSequence(sequence.ids, input=places))
+        cut = tuple(sequence.cut for sequence in found if sequence.cut)
         return Prepared(work, "relations", sequences, _Notes(labels, pairs), cut=cut)
 
     def finish(
@@ -145,24 +145,24 @@ class GlirelProcessor:
         prompt = _prompt(tuple(dict.fromkeys(work.labels)))
         return self._frame.windows(work.texts[index], prompt, overlap, path, check_cancelled)
 
-    def _words(self, framed: Framed, labels: Sequence[str]) -> WordPlaces:
+    def _words(self, sequence: WordSequence, labels: Sequence[str]) -> WordPlaces:
         """Return the rows of words and of the tokens that represent labels: markers, the labels'
         first tokens, or both.
         """
         markers, names = (
-            framed.prompt[: 2 * len(labels) : 2],
-            framed.prompt[1 : 2 * len(labels) : 2],
+            sequence.prompt[: 2 * len(labels) : 2],
+            sequence.prompt[1 : 2 * len(labels) : 2],
         )
         states = self._settings.label_states
         if states == "ent_token":
-            return WordPlaces(framed.pieces, framed.sizes, markers, names[:0])
+            return WordPlaces(sequence.pieces, sequence.sizes, markers, names[:0])
         for number, row in enumerate(names):
             if row < 0:
                 field = f"{_LABELS}[{number}]"
                 raise InvalidInput(f"{field} has no token in the model's tokenizer", field=field)
         if states == "label":
-            return WordPlaces(framed.pieces, framed.sizes, names, names[:0])
-        return WordPlaces(framed.pieces, framed.sizes, markers, names)
+            return WordPlaces(sequence.pieces, sequence.sizes, names, names[:0])
+        return WordPlaces(sequence.pieces, sequence.sizes, markers, names)
 
     def _pairs(self, firsts: Ids) -> tuple[Places, Places]:
         """Return heads and tails of all pairs of two entities. Pairs from a later to an earlier

@@ -48,7 +48,7 @@ class Laya:
     temperature: float
     by_options: Mapping[str, float]
 
-    def temperature_of(self, options: int) -> float:
+    def temperature_for(self, options: int) -> float:
         """Return the divisor of the logits."""
         name = next((name for most, name in _BUCKETS if options <= most), "11+")
         return self.by_options.get(f"choice:{name}", self.temperature)

@@ -27,7 +27,7 @@ from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import item_path, need_labels, need_task, need_work
 from libs.models.text.processing.answers import best_first
 from libs.models.text.processing.entities import softmax
-from libs.models.text.tokenising.cutting import Cutter, Part, encoded
+from libs.models.text.tokenising.cutting import Cutter, TextEncoding, encoded
 from libs.models.text.tokenising.text import too_long
 
 _LABELS: Final = "classify.labels"
@@ -103,7 +103,7 @@ class LayaProcessor:
         return build_result(items, prepared.answer_bytes, check_cancelled)
 
     def _scores(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
-        shares = softmax(logits / np.float32(self._settings.temperature_of(len(logits))))
+        shares = softmax(logits / np.float32(self._settings.temperature_for(len(logits))))
         return best_first(list(zip(work.labels, shares, strict=True)), work.threshold)
 
     def _plain(self, text: str) -> str:
@@ -144,7 +144,7 @@ class LayaProcessor:
         return options, max(_MIN_QUESTION, budget - sum(map(len, options)))
 
     def _sequence(
-        self, head: _Head, part: Part, room: int, truncation: Truncation, where: str
+        self, head: _Head, part: TextEncoding, room: int, truncation: Truncation, where: str
     ) -> InputSequence:
         ids = part.encoding.ids
         cut = where if len(ids) > room else ""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from libs.catalog.card import Card
 from libs.models.interface.work import CancelCheck, Role, Truncation
-from libs.models.text.processing.embedding import EmbeddingProcessor, Framed
+from libs.models.text.processing.embedding import EmbeddingProcessor, EncodedTexts
 from libs.models.text.tokenising.text import TextProcessor, Where
 
 
@@ -25,7 +25,7 @@ class LatentProcessor(EmbeddingProcessor):
         """Return the limit without the end of the sentence."""
         return super().longest(role) - 1
 
-    def framed(
+    def encode_texts(
         self,
         texts: list[str],
         prompt: str,
@@ -33,8 +33,8 @@ class LatentProcessor(EmbeddingProcessor):
         truncation: Truncation,
         where: Where,
         check_cancelled: CancelCheck,
-    ) -> Framed:
-        found = super().framed(
+    ) -> EncodedTexts:
+        found = super().encode_texts(
             [text + self._end for text in texts], prompt, role, truncation, where, check_cancelled
         )
         return replace(

@@ -29,7 +29,7 @@ _ENTAILED = "entail"
 _POSITIVE_NAMES = ("positive", "relevant", "yes", "true", "1")
 
 
-def classes_of(config: Config) -> tuple[str, ...]:
+def read_classes(config: Config) -> tuple[str, ...]:
     """Return the names in id2label in the order of the logits; without names LABEL_0, LABEL_1 ...,
     as in transformers.
     """
@@ -59,7 +59,7 @@ def sequence_labels(files: Checkpoint, card: Card) -> Card:
     """Return the card of a cross-encoder or classifier, with its chat template if pairs go through
     one.
     """
-    classes, problem = classes_of(files.config), _problem(files.config)
+    classes, problem = read_classes(files.config), _problem(files.config)
     positive, contradiction = _positive(classes), _contradiction(classes)
     tasks: list[Task] = []
     # A regression has no probabilities, and a single class without a name is a reranker's.

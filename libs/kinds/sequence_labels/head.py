@@ -205,13 +205,13 @@ def token_layout(family: str) -> Layout:
     return LAYOUTS[family] if family in _OF_TOKENS else Layout("classifier")
 
 
-def table_of(layout: Layout) -> dict[str, HeadRule]:
+def tensor_table(layout: Layout) -> dict[str, HeadRule]:
     """Return the head's table of tensor names."""
     stems = {"classifier": layout.classifier, "dense": layout.dense, "norm": layout.norm}
     return {stem: ours for ours, stem in stems.items() if stem}
 
 
-def pooling_of(layout: Layout, config: Config) -> Pooling:
+def select_pooling(layout: Layout, config: Config) -> Pooling:
     """Return the pooling that config.json names, otherwise the layout's. Raises ModelBroken for an
     unknown value.
     """

@@ -7,8 +7,8 @@ from libs.kinds.sequence_labels.head import (
     LANGUAGE_MODEL,
     Classifier,
     LabelsHead,
-    pooling_of,
-    table_of,
+    select_pooling,
+    tensor_table,
     text_layout,
 )
 from libs.kinds.sequence_labels.nli import NliProcessor
@@ -24,7 +24,7 @@ _DEFAULT_PADDING = {"gemma": 0, "gemma2": 0, "gemma3_text": 0, "phi3": 32_000}
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:
-    return table_of(text_layout(card.family))
+    return tensor_table(text_layout(card.family))
 
 
 def build(parts: Parts) -> Built:
@@ -44,7 +44,9 @@ def build(parts: Parts) -> Built:
             processor, config.integer("pad_token_id", _DEFAULT_PADDING.get(card.family))
         )
     return Built(
-        {"logits": LabelsHead(classifier, pooling_of(layout, config))}, processor, text.tokenizer
+        {"logits": LabelsHead(classifier, select_pooling(layout, config))},
+        processor,
+        text.tokenizer,
     )
 
 

@@ -24,7 +24,7 @@ from libs.models.interface.work import (
     never_cancelled,
 )
 from libs.models.runtime.answer_budget import build_result
-from libs.models.text.checks import item_path, known_labels, need_task, prompt_of, unsupported
+from libs.models.text.checks import item_path, known_labels, need_task, select_prompt, unsupported
 from libs.models.text.processing import answers
 from libs.models.text.tokenising.chat import ChatPairs
 from libs.models.text.tokenising.text import TextProcessor
@@ -54,7 +54,7 @@ class LabelsProcessor:
 
     def _pairs(self, work: ScoreWork, check_cancelled: CancelCheck) -> list[InputSequence]:
         # A cross-encoder has no prompt per role: sentence-transformers uses its default prompt.
-        prompt = work.instruction or prompt_of(self._card, "")
+        prompt = work.instruction or select_prompt(self._card, "")
         if self._chat is not None:
             return self._chat.encode(
                 work.query, work.documents, prompt, work.truncation, check_cancelled

@@ -20,7 +20,7 @@ from libs.catalog.checkpoint.files import (
     tensor_entries,
     tensor_files,
 )
-from libs.catalog.checkpoint.modules import Modules, prompts_of, read_modules
+from libs.catalog.checkpoint.modules import Modules, read_modules, read_prompts
 from libs.catalog.checkpoint.vectors import dimensions, similarity
 from libs.errors import ModelBroken
 from libs.kinds.kind import Kind, Place
@@ -89,7 +89,7 @@ def static_embedding_card(directory: Path, model: str, modules: Modules, top: Co
     table = next((entries[name] for name in TABLES if name in entries), None)
     if table is None or len(table.shape) != 2 or min(table.shape) < 1:
         raise ModelBroken(f"{tensors[0]}: needs a table of vectors, {' or '.join(TABLES)}")
-    prompts, default = prompts_of(top)
+    prompts, default = read_prompts(top)
     configs = [
         "config.json",
         "modules.json",

@@ -26,7 +26,7 @@ from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import EmbeddingSpec, EncoderSpec
 from libs.models.text.heads.modules import dense_layers
 from libs.models.text.heads.pooled import PooledHead
-from libs.models.text.processing.embedding import EmbeddingProcessor, Framed
+from libs.models.text.processing.embedding import EmbeddingProcessor, EncodedTexts
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
 from libs.models.text.tokenising.tokenizer import FILE, MAX_BYTES, largest_id, load_tokenizer
 from libs.models.weights import TensorFile
@@ -119,7 +119,7 @@ class StaticProcessor(EmbeddingProcessor):
             self._unknown = tokenizer.token_to_id(unknown) if unknown else None
             self._max_characters = card.max_tokens * int(median(map(len, tokenizer.get_vocab())))
 
-    def framed(
+    def encode_texts(
         self,
         texts: list[str],
         prompt: str,
@@ -127,7 +127,7 @@ class StaticProcessor(EmbeddingProcessor):
         truncation: Truncation,
         where: Where,
         check_cancelled: CancelCheck,
-    ) -> Framed:
+    ) -> EncodedTexts:
         """Return the sequences of texts. `where` returns the path of each in the job."""
         is_cut = [False] * len(texts)
         if self._max_characters and truncation == "end":
@@ -153,7 +153,7 @@ class StaticProcessor(EmbeddingProcessor):
                 ids = ids[ids != self._unknown]
             cut = where(number) if is_cut[number] else ""
             sequences.append(InputSequence(ids if len(ids) else self._empty, cut=cut))
-        return Framed(sequences, [None] * len(sequences))
+        return EncodedTexts(sequences, [None] * len(sequences))
 
 
 def _table(tensors: TensorFile, tokens: int) -> Tensor:

@@ -8,12 +8,12 @@ from typing import Final
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.kinds.kind import in_layout
-from libs.kinds.sequence_labels.card import classes_of
+from libs.kinds.sequence_labels.card import read_classes
 
 
 def token_labels(files: Checkpoint, card: Card) -> Card:
     """Return the card of a token classifier; its labels are the kinds of entities."""
-    classes = classes_of(files.config)
+    classes = read_classes(files.config)
     kinds = dict.fromkeys(entity_kind(name) for name in classes if name != "O")
     return replace(card, tasks=("entities",), labels=tuple(kinds), classes=classes)
 

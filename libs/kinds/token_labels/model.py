@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from libs.catalog.card import Card
-from libs.kinds.sequence_labels.head import Classifier, table_of, token_layout
+from libs.kinds.sequence_labels.head import Classifier, tensor_table, token_layout
 from libs.kinds.token_labels.processor import TaggingProcessor
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.loading import text_loader
@@ -12,7 +12,7 @@ from libs.models.weights import HeadRule
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:
-    return table_of(token_layout(card.family))
+    return tensor_table(token_layout(card.family))
 
 
 def build(parts: Parts) -> Built:

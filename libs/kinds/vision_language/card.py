@@ -15,7 +15,7 @@ from typing import Final, Literal
 from libs.catalog.card import Card, Scoring, Sparse, StaticQueries
 from libs.catalog.checkpoint.adapter import FILE as ADAPTER
 from libs.catalog.checkpoint.adapter import WEIGHTS as ADAPTER_WEIGHTS
-from libs.catalog.checkpoint.adapter import base_of
+from libs.catalog.checkpoint.adapter import read_base_model
 from libs.catalog.checkpoint.files import (
     Config,
     digest,
@@ -111,7 +111,7 @@ def vision_language_card(place: Place) -> Card:
     the file and the key at fault.
     """
     directory, model, base = place.directory, place.model, place.base
-    name, home = base_of(directory), directory if base is None else base
+    name, home = read_base_model(directory), directory if base is None else base
     if name and base is None:
         raise ModelBroken(f"{ADAPTER}: the model {name!r} is needed, of which this is an adapter")
     if name and not is_vision_language(home):
@@ -223,5 +223,5 @@ KIND: Final = Kind(
     lambda place: is_vision_language(place.directory),
     vision_language_card,
 )
-MERGED: Final = replace(KIND, claims=lambda place: bool(base_of(place.directory)))
+MERGED: Final = replace(KIND, claims=lambda place: bool(read_base_model(place.directory)))
 """Adapters that are served as models, merged into their base. Those of other models are refused."""

@@ -21,7 +21,7 @@ then the decoder's (None: its start token).
 `delta.ids` are new token ids, including the stop token; beam search returns all of them when it
 ends. `Settings` are read from generation_config.json: greedy, or beams if `num_beams` is set.
 Change them with `dataclasses.replace` and pass them in `Request.settings`; `vocabulary` bounds the
-ids that may be chosen. `Request.allows` is a grammar: called with the ids written so far, it
+ids that may be chosen. `Request.allows` is a grammar: called with the ids generated so far, it
 returns the ids that may follow as bits (`grammars`).
 
 A model with another kind of encoder, such as an image tower, computes `states` itself.

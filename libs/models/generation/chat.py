@@ -109,12 +109,12 @@ class ChatTemplate:
         """
         last, mark = messages[-1], f"{_PLACEHOLDER}{token_hex(8)}"  # occurs in no message
         marked = [*messages[:-1], Message(last.role, mark, last.field)]
-        framed, prompt = self._rendered(
+        rendered, prompt = self._rendered(
             messages,
             [self._given(turns, with_image=with_image) for turns in (marked, messages)],
             template_values,
         )
-        before, _, after = framed.partition(mark)
+        before, _, after = rendered.partition(mark)
         if prompt != before + last.text + after:
             raise InvalidInput(
                 "the model's chat template changes this message; that is not supported after turns",

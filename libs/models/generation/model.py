@@ -90,13 +90,15 @@ class _Generation:
 
 @dataclass(frozen=True, slots=True)
 class _Notes:
-    """`work`: with one item for each text that is written. `items`: of each item of the job its
-    texts, by their places in `work`; pages that were read from the text layer are there as they
-    are. None: the reader's items are the job's."""
+    """The notes of a prepared job."""
 
     work: GenerationWork
+    """The work with one item for each text that is generated."""
     of_reader: object
     items: tuple[_Item, ...] | None
+    """The texts of each item of the job, by their indices in `work`; pages that were read from the
+    text layer are included as they are. None: the reader's items are the job's.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,27 +125,28 @@ class GenerativeModel:
 
     def __init__(self, card: Card, reader: Reader, memory_bytes: int = 0) -> None:
         """Create a model. `memory_bytes`: accelerator memory for all models; 0 for all of it."""
-        writer = reader.writer
+        language_model = reader.language_model
         self.card, self._reader = card, reader
         self._tokens = TokenProcessor(card, reader.tokenizer)
-        self.data_type = str(writer.decoder.dtype).removeprefix("torch.")
-        inputs = card.max_tokens if writer.has_cross else 0
-        longest = writer.max_positions
-        largest = pages_needed(1, longest, writer.settings.beams, inputs)
+        self.data_type = str(language_model.decoder.dtype).removeprefix("torch.")
+        inputs = card.max_tokens if language_model.has_cross else 0
+        longest = language_model.max_positions
+        largest = pages_needed(1, longest, language_model.settings.beams, inputs)
         self.pages = max(
             largest,
             min(
-                MAX_REQUESTS * largest, _pool_pages(writer.device, writer.page_bytes, memory_bytes)
+                MAX_REQUESTS * largest,
+                _pool_pages(language_model.device, language_model.page_bytes, memory_bytes),
             ),
         )
-        self.slots = _pool_slots(writer, memory_bytes)
+        self.slots = _pool_slots(language_model, memory_bytes)
         self._arena: Arena | None = None
-        if writer.device.type != "cpu":
-            self._arena = Arena(list(writer.modules()), writer.device)
+        if language_model.device.type != "cpu":
+            self._arena = Arena(list(language_model.modules()), language_model.device)
             self._arena.stow()
             self._arena.bring()
-        weights = writer.bytes if self._arena is None else self._arena.bytes
-        pools = self.pages * writer.page_bytes + self.slots * writer.state_bytes
+        weights = language_model.bytes if self._arena is None else self._arena.bytes
+        pools = self.pages * language_model.page_bytes + self.slots * language_model.state_bytes
         self.bytes = max(weights + pools, card.memory_bytes)
         # State of the device thread.
         self._loop: DecodeLoop | None = None
@@ -211,12 +214,12 @@ class GenerativeModel:
         if isinstance(prepared.work, TokenWork):
             return self._tokens.finish(prepared)
         notes = prepared.notes
-        written = [output for output in outputs if isinstance(output, GeneratedIds)]
-        if not isinstance(notes, _Notes) or len(written) != len(outputs):
+        generated = [output for output in outputs if isinstance(output, GeneratedIds)]
+        if not isinstance(notes, _Notes) or len(generated) != len(outputs):
             raise TypeError("the job was not prepared or not computed by a generative model")
         made = (
-            self._reader.finish(notes.work, notes.of_reader, written)
-            if written
+            self._reader.finish(notes.work, notes.of_reader, generated)
+            if generated
             else ExtractResult([])
         )
         items = (
@@ -269,7 +272,7 @@ class GenerativeModel:
         """Run some steps for these sequences. After an exception, generation restarts if they are
         sent again.
         """
-        called = yield_point if self._reader.writer.device.type == "cpu" else never_yield
+        called = yield_point if self._reader.language_model.device.type == "cpu" else never_yield
         with self._computing:
             if self._arena is not None:
                 self._arena.wait()
@@ -335,7 +338,11 @@ class GenerativeModel:
     @property
     def claimed_bytes(self) -> int:
         """Memory of keys and values that sequences have claimed."""
-        return 0 if self._loop is None else self._loop.pool.claimed * self._reader.writer.page_bytes
+        return (
+            0
+            if self._loop is None
+            else self._loop.pool.claimed * self._reader.language_model.page_bytes
+        )
 
     @property
     def writing(self) -> int:
@@ -345,7 +352,7 @@ class GenerativeModel:
     @property
     def _decode(self) -> DecodeLoop:
         if self._loop is None:
-            self._loop = DecodeLoop(self._reader.writer, self.pages, slots=self.slots)
+            self._loop = DecodeLoop(self._reader.language_model, self.pages, slots=self.slots)
         return self._loop
 
     def _begin(self, sequences: Sequence[InputSequence], yield_point: YieldPoint) -> None:
@@ -375,12 +382,12 @@ class GenerativeModel:
         while among:
             decoding = [each.decoding for each in among.values() if each.decoding is not None]
             has_ended = False
-            for written in loop.step(decoding, yield_point):
-                writing = among[id(written.sequence)]
-                writing.ids += written.ids
-                if written.score is not None:
-                    writing.scores.append(written.score)
-                has_ended |= written.finish is not None
+            for generated in loop.step(decoding, yield_point):
+                writing = among[id(generated.sequence)]
+                writing.ids += generated.ids
+                if generated.score is not None:
+                    writing.scores.append(generated.score)
+                has_ended |= generated.finish is not None
             if has_ended or time.perf_counter() >= until:
                 return
             yield_point()
@@ -420,11 +427,13 @@ class GenerativeModel:
         """Return an estimate. Compiles the kernels of decode steps, in memory that the pool of keys
         and values takes later.
         """
-        writer = self._reader.writer
-        with self._computing, copying(writer.device):
-            compile_kernels(writer, min(SEQUENCES[-1], self.pages))
+        language_model = self._reader.language_model
+        with self._computing, copying(language_model.device):
+            compile_kernels(language_model, min(SEQUENCES[-1], self.pages))
         return float(
-            _ROW_VECTORS * writer.decoder.token_weight.shape[1] * np.dtype(np.float32).itemsize
+            _ROW_VECTORS
+            * language_model.decoder.token_weight.shape[1]
+            * np.dtype(np.float32).itemsize
         )
 
     def load_fp32_fallback(self) -> None:
@@ -442,16 +451,16 @@ def _pool_pages(device: torch.device, page_bytes: int, memory_bytes: int) -> int
     return min(pages_for(POOL_TOKENS), int(memory_bytes * POOL_SHARE) // page_bytes)
 
 
-def _pool_slots(writer: LanguageModel, memory_bytes: int) -> int:
+def _pool_slots(language_model: LanguageModel, memory_bytes: int) -> int:
     """Return the number of rows that can have states at a time; 0 for a model without states."""
-    if not writer.state_bytes:
+    if not language_model.state_bytes:
         return 0
     budget = POOL_BYTES
-    if writer.device.type == "cuda":
-        total = torch.cuda.get_device_properties(writer.device).total_memory
+    if language_model.device.type == "cuda":
+        total = torch.cuda.get_device_properties(language_model.device).total_memory
         budget = int((memory_bytes or total) * POOL_SHARE)
-    beams = writer.settings.beams
-    return max(beams, min(MAX_REQUESTS * beams, budget // writer.state_bytes))
+    beams = language_model.settings.beams
+    return max(beams, min(MAX_REQUESTS * beams, budget // language_model.state_bytes))
 
 
 def _without_images(work: GenerationWork) -> GenerationWork:
@@ -526,18 +535,18 @@ def _seeds(work: TextWork, items: Sequence[_Item]) -> tuple[bytes, ...]:
     )
 
 
-def _merge_texts(item: _Item, written: Sequence[Extraction]) -> Extraction:
+def _merge_texts(item: _Item, generated: Sequence[Extraction]) -> Extraction:
     if not item.has_pages:
         ((place, _),) = [each for each in item.texts if not isinstance(each, PageText)]
-        return written[place]
+        return generated[place]
     pages: list[PageText] = []
     finishes: list[Extraction] = []
     for each in item.texts:
         if isinstance(each, PageText):
             pages.append(each)
         else:
-            finishes.append(written[each[0]])
-            pages.append(PageText(each[1], written[each[0]].text, False))
+            finishes.append(generated[each[0]])
+            pages.append(PageText(each[1], generated[each[0]].text, False))
     cut = any(each.finish == "length" for each in finishes)
     return Extraction(
         pages=tuple(pages),

@@ -89,7 +89,9 @@ def generation_options(
 ) -> list[GenerationOptions]:
     """Return the options of each item. Raises TaskNotSupported.
 
-    `settings`: the checkpoint's. `decode`: converts tokens to text.
+    Args:
+        settings: The settings of the checkpoint.
+        decode: Converts tokens to text.
     """
     own = sampled_settings(settings, work.sampling)
     if work.top_logprobs is not None and own.beams > 1:
@@ -190,7 +192,7 @@ def refuse_chat(work: GenerationWork, card: Card) -> None:
 def extraction(
     work: GenerationWork,
     whole: str,
-    written: GeneratedIds,
+    generated: GeneratedIds,
     token_text: TokenText,
     tools: ToolForm | None = None,
 ) -> Extraction:
@@ -200,24 +202,26 @@ def extraction(
     Raises InvalidInput if the grammar could not be followed to its end.
     """
     if not isinstance(work, TextWork):
-        return Extraction(text=whole.strip(), finish=written.finish)
+        return Extraction(text=whole.strip(), finish=generated.finish)
     text = text_before_stop(whole, work.stops)
-    tokens = _tokens(len(text), written, token_text) if written.scores else ()
+    tokens = _tokens(len(text), generated, token_text) if generated.scores else ()
     is_whole = len(text) == len(whole)
     text, calls = tools.read(text) if tools is not None and work.tools else (text, ())
     text = text if work.raw_prompt else text.strip()
-    form = parse_answer(text, written.finish) if work.json_schema and is_whole else None
-    return Extraction(text=text, finish=written.finish, json=form, tokens=tokens, tool_calls=calls)
+    form = parse_answer(text, generated.finish) if work.json_schema and is_whole else None
+    return Extraction(
+        text=text, finish=generated.finish, json=form, tokens=tokens, tool_calls=calls
+    )
 
 
 def _tokens(
-    characters: int, written: GeneratedIds, token_text: TokenText
+    characters: int, generated: GeneratedIds, token_text: TokenText
 ) -> tuple[TokenLogprob, ...]:
     """Return the tokens of a text of `characters` characters, without a stop token or a stop
     string's tokens.
     """
     found: list[TokenLogprob] = []
-    for number, score in zip(written.ids.tolist(), written.scores, strict=True):
+    for number, score in zip(generated.ids.tolist(), generated.scores, strict=True):
         text = token_text(number)
         if characters <= 0:
             break
@@ -242,7 +246,7 @@ class Reader(Protocol):
     A job has one sequence for each generated text, in the order of items and of an item's pages.
     """
 
-    writer: LanguageModel
+    language_model: LanguageModel
     tokenizer: Tokenizer
 
     @property
@@ -274,6 +278,6 @@ class Reader(Protocol):
         """
 
     def finish(
-        self, work: GenerationWork, notes: object, written: list[GeneratedIds]
+        self, work: GenerationWork, notes: object, generated: list[GeneratedIds]
     ) -> ExtractResult:
         """Build the result of a job."""

@@ -16,19 +16,23 @@ character.
 
 @dataclass(frozen=True, slots=True)
 class StopStrings:
-    """Returns whether an answer has one of its stop strings: a `Request.ends`. `decode` converts
-    token ids to text.
+    """A `Request.ends`, which returns whether an answer contains one of its stop strings.
+
+    Attributes:
+        decode: Converts token ids to text.
+        stops: The stop strings; at least one.
     """
 
     decode: Callable[[Sequence[int]], str]
     stops: Sequence[str]
 
-    def __call__(self, written: Ids) -> bool:
-        """Decode only the last tokens: earlier ones were checked before, and each has at least one
-        byte.
+    def __call__(self, generated: Ids) -> bool:
+        """Return whether one of the stop strings ends in the last tokens. Earlier tokens were
+        checked before. Each token has at least one byte, so a stop string has at most as many
+        tokens as bytes.
         """
         tokens = max(len(stop.encode()) for stop in self.stops) + EXTRA_TOKENS
-        text = self.decode(written[-tokens:].tolist())
+        text = self.decode(generated[-tokens:].tolist())
         return any(stop in text for stop in self.stops)
 
 

@@ -40,15 +40,19 @@ class TextReader:
     the user's first message if the template has none. Turns precede each text.
     """
 
-    def __init__(self, card: Card, writer: LanguageModel, root: Path, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, card: Card, language_model: LanguageModel, root: Path, tokenizer: Tokenizer
+    ) -> None:
         """Create a reader. `root` is the tokenizer's directory. Raises ModelBroken for an unusable
         chat template.
         """
-        self.writer = writer
+        self.language_model = language_model
         self._card, self.tokenizer = card, tokenizer
         self._text = TextProcessor(tokenizer, limit=card.max_tokens, segments=False)
         self._grammars = Grammars(
-            tokenizer, writer.settings.vocabulary or writer.vocabulary, writer.settings.stops
+            tokenizer,
+            language_model.settings.vocabulary or language_model.vocabulary,
+            language_model.settings.stops,
         )
         self._chat = ChatTemplate(card, root) if card.template else None
         self.tool_form = None if self._chat is None else self._chat.tool_form
@@ -66,12 +70,18 @@ class TextReader:
             raise TaskNotSupported(
                 f"{self._card.model} reads text only, not images", field="text.kind"
             )
-        if self.writer.encoder is not None:  # their vocabularies often lack JSON's characters
+        if (
+            self.language_model.encoder is not None
+        ):  # their vocabularies often lack JSON's characters
             refuse_schema(work, self._card)
         if self._chat is None:
             refuse_chat(work, self._card)
         every = generation_options(
-            work, self._card, self.writer.settings, self.tokenizer.decode, self._grammar(work)
+            work,
+            self._card,
+            self.language_model.settings,
+            self.tokenizer.decode,
+            self._grammar(work),
         )
         found: list[InputSequence] = []
         for parts, own in zip(items_as_parts(work), every, strict=True):
@@ -105,9 +115,9 @@ class TextReader:
         return self._grammars.compile_schema(work.json_schema)
 
     def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
-        if self.writer.encoder is None:
+        if self.language_model.encoder is None:
             return [GenerationOptions.from_sequence(each).request(each.ids) for each in sequences]
-        states = self.writer.encode([each.ids for each in sequences], yield_point)
+        states = self.language_model.encode([each.ids for each in sequences], yield_point)
         return [
             GenerationOptions.from_sequence(each).request(states=own)
             for own, each in zip(states, sequences, strict=True)
@@ -120,16 +130,16 @@ class TextReader:
         return self.tokenizer.decode(ids).rstrip(_INCOMPLETE)
 
     def finish(
-        self, work: GenerationWork, notes: object, written: list[GeneratedIds]
+        self, work: GenerationWork, notes: object, generated: list[GeneratedIds]
     ) -> ExtractResult:
         own_text = partial(token_text, self.tokenizer)
         items = [
             extraction(
                 work, self.tokenizer.decode(each.ids.tolist()), each, own_text, self.tool_form
             )
-            for each in written
+            for each in generated
         ]
-        return ExtractResult(items, sum(len(each.ids) for each in written))
+        return ExtractResult(items, sum(len(each.ids) for each in generated))
 
     def _ids(
         self, text: str, field: str, work: TextWork, check_cancelled: CancelCheck
@@ -161,7 +171,7 @@ class TextReader:
         """
         return (
             self._card.max_tokens
-            if self.writer.encoder is not None
+            if self.language_model.encoder is not None
             else self._card.max_tokens - max(most, 1)
         )
 

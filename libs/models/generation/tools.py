@@ -22,13 +22,14 @@ _MAX_CALLS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """`opens`, `closes`: around a call; empty: the whole answer is one. `arguments`: the name of
-    the arguments in it.
-    """
+    """The form of calls in an answer."""
 
     opens: str
+    """The text before a call; empty: the whole answer is one call."""
     closes: str
+    """The text after a call."""
     arguments: str
+    """The name of the arguments in a call."""
 
     def stable_text(self, text: str) -> str:
         """Return the part of an unfinished text that neither is nor can become a call."""
@@ -117,7 +118,7 @@ class Marks:
     others: Sequence[int]
 
 
-def schemas_of(work: TextWork) -> list[tuple[str, str, dict[str, Any]]]:
+def parameter_schemas(work: TextWork) -> list[tuple[str, str, dict[str, Any]]]:
     """Return the path, the name and the parameters' schema of each callable function. A schema
     without a type is an object's.
     """
@@ -147,7 +148,7 @@ def grammar_source(
         if has_tokens
         else (json.dumps(_OPEN), json.dumps(_CLOSE))
     )
-    schemas = schemas_of(work)
+    schemas = parameter_schemas(work)
     is_single = work.single_tool_call or bool(work.tool) or not form.opens
     calls = "call" if is_single else f'call ("\\n" call){{0,{_MAX_CALLS - 1}}}'
     lines = [f"start: {calls}" if work.calls_tool else f"start: said* ({calls})?"]

@@ -189,7 +189,7 @@ def _empty(tower: TowerSpec, processing: ImageProcessing) -> PackedEncoder:
 def _check_size(patches: PatchSpec, processing: ImageProcessing) -> None:
     """Check that an encoder with fixed positions gets images of one size."""
     size = processing.crop or processing.size
-    if patches.any_size or (isinstance(size, tuple) and patches.grid_of(*size) == patches.grid):
+    if patches.any_size or (isinstance(size, tuple) and patches.patch_grid(*size) == patches.grid):
         return
     wanted = " x ".join(str(count * patches.patch) for count in patches.grid)
     raise ModelBroken(
@@ -226,6 +226,6 @@ def _state(tensors: TensorFile, table: Mapping[str, HeadRule], device: torch.dev
     state = weights.head_state(tensors, left, table, device)
     for name in left:
         raise ModelBroken(
-            f"{tensors.file_of(name)}: tensor {name!r} is unknown to this family of models"
+            f"{tensors.tensor_file(name)}: tensor {name!r} is unknown to this family of models"
         )
     return state

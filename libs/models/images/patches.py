@@ -74,7 +74,7 @@ class PatchSpec:
         """Return the number of leading tokens with positions."""
         return self.class_token + self.distilled
 
-    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+    def patch_grid(self, height: int, width: int) -> tuple[int, int]:
         """Return rows and columns of an image's patches. Pixels beyond a multiple of the patch size
         are dropped.
         """
@@ -92,7 +92,7 @@ class PatchSpec:
 
     def count_tokens(self, height: int, width: int) -> int:
         """Return the tokens of an image, including the class token and registers."""
-        rows, columns = self.grid_of(height, width)
+        rows, columns = self.patch_grid(height, width)
         return rows * columns + self.before
 
     def axes(self, height: int, width: int) -> NDArray[np.float32] | None:
@@ -107,7 +107,7 @@ class PatchSpec:
         found = np.zeros((2, self.count_tokens(height, width)), np.float32)
         rows, columns = (
             (2 * np.arange(count, dtype=np.float32) + 1) / count - 1
-            for count in self.grid_of(height, width)
+            for count in self.patch_grid(height, width)
         )
         found[:, self.before :] = np.stack(np.meshgrid(rows, columns, indexing="ij")).reshape(2, -1)
         return found
@@ -203,7 +203,7 @@ class PatchEmbedding(InputLayer):
             return x
         return x.add_(
             self._positions(
-                self.position, [self.spec.grid_of(*image.shape[:2]) for image in images]
+                self.position, [self.spec.patch_grid(*image.shape[:2]) for image in images]
             )
         )
 
@@ -221,7 +221,7 @@ class PatchEmbedding(InputLayer):
         in the projection's order.
         """
         side = self.spec.patch
-        rows, columns = self.spec.grid_of(images.shape[1], images.shape[2])
+        rows, columns = self.spec.patch_grid(images.shape[1], images.shape[2])
         whole = images[:, : rows * side, : columns * side].view(
             -1, rows, side, columns, side, _COLOURS
         )
@@ -317,7 +317,7 @@ class ImageInput:
                 f"the image has {tokens:,} patches; the model takes at most {self.patches.most:,}",
                 field=field,
             )
-        if min(self.patches.grid_of(*seen)) == 0:
+        if min(self.patches.patch_grid(*seen)) == 0:
             raise InvalidInput(
                 f"the image has {width:,} x {height:,} pixels, less than one patch", field=field
             )

@@ -17,7 +17,7 @@ from PIL import Image
 
 from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
-from libs.models.images.resizing import resized, size_of
+from libs.models.images.resizing import height_and_width, resized
 from libs.models.layers.spec import Config
 
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -50,7 +50,7 @@ class PatchBudget:
     side: int
     most: int
 
-    def size_of(self, height: int, width: int) -> tuple[int, int]:
+    def fit_size(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width. The scale is found by bisection, since another search would give
         other sizes than transformers.
         """
@@ -159,7 +159,9 @@ class ImageProcessing:
     def unsized(config: Config, like: str, resample: int) -> ImageProcessing:
         """Read only the normalisation and the filter, for images that the caller resizes.
 
-        `like`: class with the default normalisation. `resample`: default filter.
+        Args:
+            like: The class with the default normalisation.
+            resample: The default filter.
         """
         return ImageProcessing._plain(config, _CLASSES[like], resample)
 
@@ -199,7 +201,7 @@ class ImageProcessing:
 
         Raises as `seen`. Returns uint8, or float32 of 0 to 255 if pixels are not rounded.
         """
-        pixels = self._pixels(given, self._resized(*size_of(given), field))
+        pixels = self._pixels(given, self._resized(*height_and_width(given), field))
         return np.ascontiguousarray(pixels if self.crop is None else _cropped(pixels, *self.crop))
 
     def _pixels(self, given: Pixels | Image.Image, size: tuple[int, int]) -> NDArray[np.generic]:
@@ -218,7 +220,7 @@ class ImageProcessing:
         if isinstance(self.size, tuple):
             return self.size
         if isinstance(self.size, PatchBudget):
-            return self.size.size_of(height, width)
+            return self.size.fit_size(height, width)
         long = int(self.size * max(height, width) / min(height, width))
         if long * self.size > _MAX_PIXELS:
             raise InvalidInput(f"the image is too thin: {width:,} x {height:,} pixels", field=field)

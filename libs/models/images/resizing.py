@@ -48,15 +48,17 @@ def resized(image: Image.Image | Pixels, size: tuple[int, int], resample: int) -
     """Resize an array [height, width, 3] or, faster, an RGB image to [*size, 3]. The result is
     read-only.
 
-    `size`: height and width. `resample`: the number of Pillow's filter.
+    Args:
+        size: Height and width.
+        resample: The number of Pillow's filter.
     """
-    if size_of(image) == size:
+    if height_and_width(image) == size:
         return np.asarray(image)
     made = _natively(image, size, resample) if _is_exact() else None
     return _by_pillow(image, size, resample) if made is None else made
 
 
-def size_of(image: Image.Image | Pixels) -> tuple[int, int]:
+def height_and_width(image: Image.Image | Pixels) -> tuple[int, int]:
     """Return height and width."""
     return (
         (image.height, image.width)
@@ -82,11 +84,11 @@ def _natively(image: Image.Image | Pixels, size: tuple[int, int], resample: int)
     ):  # another version of Pillow, or an image in several blocks
         return None
     return resize.resized(
-        _pixels_of(held, image.height, image.width), size, resample
+        _capsule_pixels(held, image.height, image.width), size, resample
     )  # `held` keeps the pixels alive until here
 
 
-def _pixels_of(held: object, height: int, width: int) -> NDArray[np.uint8]:
+def _capsule_pixels(held: object, height: int, width: int) -> NDArray[np.uint8]:
     """Return the bytes of an RGB image's capsule in place: [height, width, 4], valid as long as the
     capsule.
     """

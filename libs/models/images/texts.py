@@ -93,8 +93,9 @@ class ImageModelTexts:
 def read_texts(root: Path, limit: int) -> ImageModelTexts:
     """Read the tokenizer and its rules. Raises ModelBroken.
 
-    `root`: directory of config.json, or open_clip's, and the tokenizer. `limit`: longest text in
-    tokens.
+    Args:
+        root: The directory of config.json, or open_clip's, and the tokenizer.
+        limit: Maximum length of a text in tokens.
     """
     tokenizer = load_tokenizer(root, lowercase=False)
     text = TextProcessor(tokenizer, limit=limit, segments=False)

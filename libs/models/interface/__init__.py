@@ -1,3 +1,3 @@
-"""What all models share: requests, results, packed batches, and the protocols of models,
+"""Types that all models share: requests, results, packed batches, and the protocols of models,
 heads and processors.
 """

@@ -66,8 +66,9 @@ class CapturableHead(ModelHead, Protocol):
     def pool(self, hidden: Tensor, cu_seqlens: Tensor, *, is_one_row: bool) -> Tensor:
         """Compute the output of `forward` without reading a value on the host.
 
-        `hidden`: [tokens, hidden], or [sequences, hidden] if `rows` chose them (`is_one_row`).
-        `cu_seqlens`: [sequences + 1].
+        Args:
+            hidden: [tokens, hidden], or [sequences, hidden] if `rows` chose them (`is_one_row`).
+            cu_seqlens: [sequences + 1]
         """
 
 

@@ -146,7 +146,7 @@ Forwarded = Output | Unfinished
 """The result of a forward for one sequence."""
 
 
-def outputs_of(forwarded: Sequence[Forwarded]) -> list[Output]:
+def collect_outputs(forwarded: Sequence[Forwarded]) -> list[Output]:
     """Return the outputs of a forward of a non-generative model. Raises TypeError for an unfinished
     sequence.
     """

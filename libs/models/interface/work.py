@@ -421,7 +421,7 @@ def with_truncation(work: Work, card: Card) -> Work:
     return replace(work, truncation=card.truncation)
 
 
-def parts_of(work: Work) -> list[Part]:
+def all_parts(work: Work) -> list[Part]:
     """Return the parts of every item that is not plain text, the query's first."""
     if isinstance(work, EntitiesWork | RelationsWork | StructureWork | TokenWork):
         return []

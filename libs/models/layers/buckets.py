@@ -52,10 +52,12 @@ class BucketBias(PositionBias):
         """Spread the buckets over all distances. Call it after loading."""
         weight = self.buckets.weight
         distances = torch.arange(-self._reach, self._reach + 1, device=weight.device)
-        self.table = weight[bucket_of(distances, weight.shape[0], self._farthest)].T.contiguous()
+        self.table = weight[
+            distance_buckets(distances, weight.shape[0], self._farthest)
+        ].T.contiguous()
 
 
-def bucket_of(distance: Tensor, buckets: int, farthest: int) -> Tensor:
+def distance_buckets(distance: Tensor, buckets: int, farthest: int) -> Tensor:
     """Return the bucket of each distance (key minus query).
 
     Half of the buckets are for keys after the query. Half of each half is for exact distances.

@@ -22,7 +22,7 @@ CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks:
+class DeltaChunks:
     """The positions of a batch's tokens in chunks: all first chunks, then all second chunks, and so
     on.
 
@@ -43,7 +43,7 @@ class Chunks:
     """Number of sequences that have a first chunk, a second chunk and so on."""
 
     @staticmethod
-    def from_lengths(lengths: Sequence[int], device: torch.device | str = "cpu") -> Chunks:
+    def from_lengths(lengths: Sequence[int], device: torch.device | str = "cpu") -> DeltaChunks:
         """Divide sequences of these lengths into chunks. Each length is at least 1."""
         sizes = np.array(lengths, dtype=np.int64)
         starts = np.cumsum(sizes) - sizes
@@ -61,7 +61,7 @@ class Chunks:
         rows_, places_, ranks, order = (
             to_device(each, device, np.int64) for each in (rows, places, rank, np.argsort(rank))
         )
-        return Chunks(rows_, places_, ranks, order, tuple(counts))
+        return DeltaChunks(rows_, places_, ranks, order, tuple(counts))
 
 
 def delta_rule(
@@ -70,7 +70,7 @@ def delta_rule(
     v: Tensor,
     decay: Tensor,
     beta: Tensor,
-    chunks: Chunks,
+    chunks: DeltaChunks,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the reads of all tokens, [tokens, heads, value_size] float32, and the states after the

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libs.kernels import native
-from libs.kernels.linear.int8 import codes_of
+from libs.kernels.linear.int8 import quantise_rows
 from libs.kernels.linear.lora import Delta
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.rows.norms import layer_norm
@@ -34,7 +34,7 @@ class Table(nn.Module):
     def quantise(self) -> None:
         """Replace the weight by int8 codes and a scale for each row. Call it after loading."""
         if self.codes is None:
-            self.codes, self.scales = codes_of(self.weight)
+            self.codes, self.scales = quantise_rows(self.weight)
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
     def forward(self, numbers: Tensor) -> Tensor:

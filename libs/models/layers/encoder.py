@@ -37,7 +37,7 @@ from libs.models.interface.packed import Packed, Rows
 from libs.models.interface.sequences import YieldPoint, never_yield
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.carried import Carried, StateShape
-from libs.models.layers.delta import Chunks
+from libs.models.layers.delta import DeltaChunks
 from libs.models.layers.embeddings import InputLayer, TokenEmbedding
 from libs.models.layers.experts import Experts, GatedExperts
 from libs.models.layers.spec import EncoderSpec, LayerSpec, Rope
@@ -53,7 +53,7 @@ class Shared:
     rotations: dict[Rope, Rotation]
     bias: Tensor | None
     """The bias on attention scores by distance."""
-    chunks: Chunks | None = None
+    chunks: DeltaChunks | None = None
     """The chunks of the batch's tokens, for encoders with gated delta nets."""
     query_scales: Tensor | None = None
     """Factors on queries by their position, [tokens, 1, 1]; None if all of them are 1."""
@@ -608,7 +608,7 @@ class PackedEncoder(nn.Module):
         return Shared(
             rotations=self._rotations(batch),
             bias=None if self.relative is None else self.relative.table,
-            chunks=Chunks.from_lengths(batch.lengths, self.device) if self.recurrent else None,
+            chunks=DeltaChunks.from_lengths(batch.lengths, self.device) if self.recurrent else None,
             query_scales=self._query_scales(batch),
         )
 
@@ -640,14 +640,14 @@ class PackedEncoder(nn.Module):
 
     def _rotation(self, rope: Rope, batch: Packed) -> Rotation:
         if batch.axes is None or not rope.axes:
-            return angles(batch.positions, self._of_lengths(rope, batch), rope.factor)
+            return angles(batch.positions, self._frequencies_by_length(rope, batch), rope.factor)
         return angles(
             batch.axes.index_select(0, self._axes[rope]).T.contiguous(),
             self._frequencies[rope],
             rope.factor,
         )
 
-    def _of_lengths(self, rope: Rope, batch: Packed) -> Tensor:
+    def _frequencies_by_length(self, rope: Rope, batch: Packed) -> Tensor:
         """Return frequencies [pairs], or [tokens, pairs] if some of the batch's sequences are
         long."""
         short = self._frequencies[rope]

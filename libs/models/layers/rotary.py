@@ -23,7 +23,7 @@ _THETA = 10_000.0
 _MAX_TURNED = 1 << 13
 
 
-def rope_of(
+def read_rope(
     config: Config,
     size: int,
     *,

@@ -91,7 +91,7 @@ class ConvolutionSpec:
     width: int
     """Number of tokens that it covers."""
     after: int
-    """How many of them follow the token; 0: causal."""
+    """Number of these tokens that follow the token; 0: causal."""
     bias: bool
     """Whether the convolution and both projections have a bias."""
 

@@ -35,7 +35,7 @@ from libs.models.generation.reader import (
 from libs.models.images.vlm import smart, tiles
 from libs.models.images.vlm.families import glm, lighton, paddleocr
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
-from libs.models.images.vlm.parts import Frame, PartsInput, Prompts
+from libs.models.images.vlm.parts import PartsInput, Prompts, TextFrame
 from libs.models.images.vlm.prices import image_size
 from libs.models.images.vlm.tower import ImageTower
 from libs.models.interface.packed import GivenRows
@@ -132,14 +132,14 @@ class Conversation:
         if before.count(mark) != 1:
             raise ModelBroken("the chat template: it has no place for the image of a message")
         first, _, lead = before.partition(mark)
-        words = Frame(plain, plain_after)
+        words = TextFrame(plain, plain_after)
         strips = found[2] != found[0].replace(_TEXT, texts[2])
         try:
             template = ChatTemplate(replace(card, message_parts=True), root)
         except ModelBroken:  # the check of turns is stricter than this one
             template = None
         return Conversation(
-            Prompts(Frame(first, after), words, words, lead=lead), strips, mark, template
+            Prompts(TextFrame(first, after), words, words, lead=lead), strips, mark, template
         )
 
     def after(
@@ -157,14 +157,16 @@ class Conversation:
         ]
         before, after = self.template.around([*said, last], template_values, with_image=with_image)
         if not with_image:
-            return replace(self.prompts, texts=Frame(before, after), queries=Frame(before, after))
+            return replace(
+                self.prompts, texts=TextFrame(before, after), queries=TextFrame(before, after)
+            )
         first, mark, lead = before.rpartition(self.mark)
         if not mark or lead != self.prompts.lead:
             raise InvalidInput(
                 "the model's chat template has no place for an image in such a conversation",
                 field="text.turns",
             )
-        return replace(self.prompts, images=Frame(first, after))
+        return replace(self.prompts, images=TextFrame(first, after))
 
 
 def _around(renderings: list[str]) -> tuple[str, str]:
@@ -179,9 +181,9 @@ def _around(renderings: list[str]) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ConversationModel:
-    """A loaded conversation model. `writer.tower` encodes images."""
+    """A loaded conversation model. `language_model.tower` encodes images."""
 
-    writer: LanguageModel
+    language_model: LanguageModel
     parts: VisionLanguageModel
     conversation: Conversation
     tokenizer: Tokenizer
@@ -189,7 +191,7 @@ class ConversationModel:
     @property
     def size(self) -> ImageSize:
         """Return the sizes with which images become tokens."""
-        return image_size(self.parts.input, self.writer.max_positions)
+        return image_size(self.parts.input, self.language_model.max_positions)
 
 
 def load_conversation(
@@ -211,12 +213,12 @@ def load_conversation(
         raise ModelBroken(
             "config.json: the text encoder is not causal, so the model cannot generate text"
         )
-    writer = LanguageModel(encoder, _head(directory, config, encoder, dtype), settings)
-    writer.max_positions = min(writer.max_positions, MAX_TOKENS)
-    writer.tower = backbone.tower if isinstance(backbone.tower, ImageTower) else None
-    loaded.input.text.limit = writer.max_positions
+    language_model = LanguageModel(encoder, _head(directory, config, encoder, dtype), settings)
+    language_model.max_positions = min(language_model.max_positions, MAX_TOKENS)
+    language_model.tower = backbone.tower if isinstance(backbone.tower, ImageTower) else None
+    loaded.input.text.limit = language_model.max_positions
     return ConversationModel(
-        writer, loaded, conversation, load_tokenizer(directory, lowercase=False)
+        language_model, loaded, conversation, load_tokenizer(directory, lowercase=False)
     )
 
 
@@ -233,8 +235,8 @@ def _head(
     shape = tensors.shape(name)
     if len(shape) != 2 or shape[1] != encoder.hidden_size:
         raise ModelBroken(
-            f"{tensors.file_of(name)}: tensor {name!r} has shape {list(shape)}, not the model's "
-            "width"
+            f"{tensors.tensor_file(name)}: tensor {name!r} has shape {list(shape)}, not the "
+            "model's width"
         )
     return LanguageHead(tensors.read(name).to(device=encoder.device, dtype=dtype)).eval()
 
@@ -244,11 +246,11 @@ class ConversationReader:
     them; turns precede each item."""
 
     def __init__(self, card: Card, model: ConversationModel) -> None:
-        self.writer, self.tool_form = model.writer, None
+        self.language_model, self.tool_form = model.language_model, None
         self._card, self._input, self.tokenizer = card, model.parts.input, model.tokenizer
-        settings = model.writer.settings
+        settings = model.language_model.settings
         self._grammars = Grammars(
-            model.tokenizer, settings.vocabulary or model.writer.vocabulary, settings.stops
+            model.tokenizer, settings.vocabulary or model.language_model.vocabulary, settings.stops
         )
         self._conversation = model.conversation
         # The tags of SmolDocling are special tokens.
@@ -272,17 +274,19 @@ class ConversationReader:
         if self._conversation.template is None:
             refuse_chat(work, self._card)
         found, grammar = [], self._grammars.compile_schema(work.json_schema)
-        every = generation_options(work, self._card, self.writer.settings, self._decoded, grammar)
+        every = generation_options(
+            work, self._card, self.language_model.settings, self._decoded, grammar
+        )
         for item, own in zip(items_as_parts(work), every, strict=True):
             check_cancelled()
             path = item[0].field if len(item) == 1 else item[0].field.rpartition(".parts")[0]
             parts = self._asked(item, work)
-            sequence = self._input_of(parts, path, work).of_parts(
+            sequence = self._input_for(parts, path, work).encode_parts(
                 parts, path, check_cancelled=check_cancelled
             )
-            longest = self.writer.max_positions - max(work.max_tokens, 1)
+            longest = self.language_model.max_positions - max(work.max_tokens, 1)
             if sequence.tokens > longest:
-                most = f"{self.writer.max_positions:,} for it and the answer"
+                most = f"{self.language_model.max_positions:,} for it and the answer"
                 message = (
                     f"the item has {sequence.tokens:,} tokens with its prompt; the maximum is "
                     f"{most}"
@@ -297,13 +301,19 @@ class ConversationReader:
 
     @torch.inference_mode()
     def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
-        tower, rows = self.writer.tower, [each.rows for each in sequences if each.rows is not None]
+        tower, rows = (
+            self.language_model.tower,
+            [each.rows for each in sequences if each.rows is not None],
+        )
         given: list[GivenRows] = []
         if rows and isinstance(tower, ImageTower):
             values = tower.forward_preemptible(
                 [one for each in rows for one in each.inputs], yield_point
             )
-            size, counts = self.writer.decoder.embed.row_size, [len(each.places) for each in rows]
+            size, counts = (
+                self.language_model.decoder.embed.row_size,
+                [len(each.places) for each in rows],
+            )
             layers = [torch.split(each, counts) for each in torch.split(values, size, dim=1)]
             for number, each in enumerate(rows):
                 first, *deeper = (layer[number] for layer in layers)
@@ -327,13 +337,13 @@ class ConversationReader:
         return self._decoded(ids).rstrip(_INCOMPLETE)
 
     def finish(
-        self, work: GenerationWork, notes: object, written: list[GeneratedIds]
+        self, work: GenerationWork, notes: object, generated: list[GeneratedIds]
     ) -> ExtractResult:
         items = [
             extraction(work, self._decoded(each.ids.tolist()), each, self._token_text)
-            for each in written
+            for each in generated
         ]
-        return ExtractResult(items, sum(len(each.ids) for each in written))
+        return ExtractResult(items, sum(len(each.ids) for each in generated))
 
     def _token_text(self, number: int) -> str:
         return token_text(self.tokenizer, number) if self._skips else self._decoded([number])
@@ -342,7 +352,7 @@ class ConversationReader:
         kept = (
             list(ids)
             if self._skips
-            else [each for each in ids if each not in self.writer.settings.stops]
+            else [each for each in ids if each not in self.language_model.settings.stops]
         )
         return self.tokenizer.decode(kept, skip_special_tokens=self._skips)
 
@@ -371,7 +381,7 @@ class ConversationReader:
             else part
         )
 
-    def _input_of(self, parts: Sequence[Part], field: str, work: TextWork) -> PartsInput:
+    def _input_for(self, parts: Sequence[Part], field: str, work: TextWork) -> PartsInput:
         if not work.turns and not work.template_values:
             return self._input
         texts = [part.content for part in parts if isinstance(part.content, str)]

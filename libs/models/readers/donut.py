@@ -17,7 +17,7 @@ from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
 from libs.models.images.detection.building import processor_values
 from libs.models.images.processing import ImageProcessing
-from libs.models.images.resizing import resized, size_of
+from libs.models.images.resizing import height_and_width, resized
 from libs.models.layers.spec import Config
 
 FIELD: Final = "text.instruction"
@@ -57,8 +57,10 @@ class DonutProcessing(ImageProcessing):
             image, _by_short_side(image.height, image.width, short, field), self.resample
         )
         if self.fits:
-            pixels = resized(pixels, _fitted(*size_of(pixels), height, width), self.resample)
-        down, across = size_of(pixels)
+            pixels = resized(
+                pixels, _fitted(*height_and_width(pixels), height, width), self.resample
+            )
+        down, across = height_and_width(pixels)
         if down > height or across > width:
             raise InvalidInput(f"the image is too thin: {across:,} x {down:,} pixels", field=field)
         page: Pixels = np.zeros((height, width, 3), np.uint8)

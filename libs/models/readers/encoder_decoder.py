@@ -41,7 +41,7 @@ from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.meta import on_meta
 from libs.models.layers.spec import Config
 from libs.models.readers import donut
-from libs.models.readers.pixels import Tower, read_input_image
+from libs.models.readers.pixels import PixelTower, read_input_image
 from libs.models.text.checks import need_work
 from libs.models.text.registry import prepare
 from libs.models.text.tokenising.tokenizer import load_tokenizer
@@ -121,7 +121,7 @@ class _Patches(nn.Module):
 class EncoderDecoder:
     """A loaded vision-encoder-decoder model."""
 
-    writer: LanguageModel
+    language_model: LanguageModel
     images: ImageStates
     processing: ImageProcessing
     tokenizer: Tokenizer
@@ -168,7 +168,7 @@ def load_encoder_decoder(
         project = on_meta(lambda: nn.Linear(width, own))
         fill(project, rest.split("enc_to_dec_proj.")[0], dtype, device)
         width = own
-    writer = bart.load_decoder(
+    language_model = bart.load_decoder(
         decoder,
         text_tensors.renamed(lambda name: name.replace("output_projection.", "lm_head.")),
         _settings(settings, config, decoder, tokenizer),
@@ -180,8 +180,8 @@ def load_encoder_decoder(
         source=width,
     )
     modules = [each for each in (images, project) if isinstance(each, nn.Module)]
-    writer.tower = nn.ModuleList(modules)
-    return EncoderDecoder(writer, images, processing, tokenizer, tokens, project, prompt)
+    language_model.tower = nn.ModuleList(modules)
+    return EncoderDecoder(language_model, images, processing, tokenizer, tokens, project, prompt)
 
 
 def _settings(
@@ -223,7 +223,7 @@ def _donut(
     module = on_meta(lambda: _Swin(spec))
     fill(module.swin, tensors, dtype, device, rename)
     return (
-        Tower(module, processing).to(device),
+        PixelTower(module, processing).to(device),
         processing,
         sizes[-1][0] * sizes[-1][1],
         spec.widths[-1],
@@ -243,7 +243,7 @@ def _patches(
         raise TypeError("TrOCR's encoders read patches")
     patches = tower.input
     processing = read_patch_processing(directory, Path(), family.PROCESSOR)
-    if patches.grid_of(*_pixels(processing)) != patches.grid:
+    if patches.patch_grid(*_pixels(processing)) != patches.grid:
         wanted = " x ".join(str(count * patches.patch) for count in patches.grid)
         raise ModelBroken(
             f"preprocessor_config.json: makes images of size {processing.size}; config.json asks "
@@ -282,7 +282,7 @@ class EncoderDecoderReader:
     """
 
     def __init__(self, card: Card, model: EncoderDecoder) -> None:
-        self.writer, self.tool_form = model.writer, None
+        self.language_model, self.tool_form = model.language_model, None
         self._card, self._model, self.tokenizer = card, model, model.tokenizer
         added = [token.content for token in model.tokenizer.get_added_tokens_decoder().values()]
         self._categories = frozenset(
@@ -309,8 +309,8 @@ class EncoderDecoderReader:
         asked = _Asked(
             tuple(self.tokenizer.encode(prompt, add_special_tokens=False).ids), work.max_tokens
         )
-        if len(asked.prompt) >= self.writer.max_positions:
-            most = self.writer.max_positions - 1
+        if len(asked.prompt) >= self.language_model.max_positions:
+            most = self.language_model.max_positions - 1
             raise InputTooLong(
                 f"the question has {len(asked.prompt):,} tokens with its tags; the maximum is "
                 f"{most:,}",
@@ -348,25 +348,25 @@ class EncoderDecoderReader:
         )
 
     def finish(
-        self, work: GenerationWork, notes: object, written: list[GeneratedIds]
+        self, work: GenerationWork, notes: object, generated: list[GeneratedIds]
     ) -> ExtractResult:
         if not isinstance(notes, str):
             raise TypeError("`notes` must be those of `prepare`")
-        items = [self._extraction(notes, each) for each in written]
-        return ExtractResult(items, sum(len(each.ids) for each in written))
+        items = [self._extraction(notes, each) for each in generated]
+        return ExtractResult(items, sum(len(each.ids) for each in generated))
 
-    def _extraction(self, prompt: str, written: GeneratedIds) -> Extraction:
+    def _extraction(self, prompt: str, generated: GeneratedIds) -> Extraction:
         if self._model.prompt is None:
             return Extraction(
-                text=self.tokenizer.decode(written.ids.tolist()).strip(), finish=written.finish
+                text=self.tokenizer.decode(generated.ids.tolist()).strip(), finish=generated.finish
             )
-        own = self.tokenizer.decode(written.ids.tolist(), skip_special_tokens=False)
+        own = self.tokenizer.decode(generated.ids.tolist(), skip_special_tokens=False)
         for token in ("<s>", "</s>", "<pad>"):
             own = own.replace(token, "")
         whole = re.sub(r"<.*?>", "", prompt + own, count=1).strip()  # the tag of the task
         form = donut.parse_form(whole, self._categories)
         return Extraction(
-            text=own.strip(), finish=written.finish, json=form if fits(form) else None
+            text=own.strip(), finish=generated.finish, json=form if fits(form) else None
         )
 
 

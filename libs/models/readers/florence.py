@@ -41,7 +41,7 @@ from libs.models.readers.florence_tasks import (
     build_prompt,
     parse_regions,
 )
-from libs.models.readers.pixels import Tower, read_input_image
+from libs.models.readers.pixels import PixelTower, read_input_image
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
 
@@ -73,8 +73,8 @@ class _Images(nn.Module):
 class Florence:
     """A loaded Florence-2 model."""
 
-    writer: LanguageModel
-    images: Tower
+    language_model: LanguageModel
+    images: PixelTower
     processing: ImageProcessing
     tokenizer: Tokenizer
     tokens: int
@@ -131,10 +131,14 @@ def load_florence(
     # The image states do not limit the length of the answer.
     if settings.max_new is None and settings.max_length is None:
         settings = replace(settings, max_new=texts.size("max_position_embeddings", 1024))
-    writer = bart.load(texts, language, settings, dtype, device, embedding=bart.BartInputEmbedding)
-    writer.tower = Tower(images, processing).to(device)
+    language_model = bart.load(
+        texts, language, settings, dtype, device, embedding=bart.BartInputEmbedding
+    )
+    language_model.tower = PixelTower(images, processing).to(device)
     banned = BANNED if is_microsoft else _banned(directory)
-    return Florence(writer, writer.tower, processing, tokenizer, rows * columns + 1, banned)
+    return Florence(
+        language_model, language_model.tower, processing, tokenizer, rows * columns + 1, banned
+    )
 
 
 def _part(config: Config, key: str) -> Config:
@@ -233,7 +237,7 @@ class FlorenceReader:
     """
 
     def __init__(self, card: Card, model: Florence) -> None:
-        self.writer, self.tool_form = model.writer, None
+        self.language_model, self.tool_form = model.language_model, None
         self._card, self._model, self.tokenizer = card, model, model.tokenizer
         self._ends = [self._special(each) for each in _FRAME[:2]]
 
@@ -264,14 +268,14 @@ class FlorenceReader:
 
     @torch.inference_mode()
     def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
-        encoder = self.writer.encoder
+        encoder = self.language_model.encoder
         if encoder is None:
             raise TypeError("Florence-2 has an encoder")
         rows = [each.rows for each in sequences if each.rows is not None]
         states = torch.cat(self._model.images.states([each.values for each in rows], yield_point))
         batch = Packed.from_sequences(
             [each.ids for each in sequences],
-            device=self.writer.device,
+            device=self.language_model.device,
             places=[each.places for each in rows],
             values=states,
         )
@@ -295,14 +299,14 @@ class FlorenceReader:
         )
 
     def finish(
-        self, work: GenerationWork, notes: object, written: list[GeneratedIds]
+        self, work: GenerationWork, notes: object, generated: list[GeneratedIds]
     ) -> ExtractResult:
         if not isinstance(notes, list):
             raise TypeError("`notes` must be those of `prepare`")
-        tokens = sum(len(each.ids) for each in written)
+        tokens = sum(len(each.ids) for each in generated)
         if isinstance(work, RegionsWork):
             regions: list[list[Region]] = [[] for _ in work.texts]
-            for one, each in zip(notes, written, strict=True):
+            for one, each in zip(notes, generated, strict=True):
                 found = parse_regions(
                     self._plain(each.ids.tolist()), one.form, one.width, one.height
                 )
@@ -312,16 +316,17 @@ class FlorenceReader:
             ]
             return ExtractResult([Extraction(regions=tuple(each)) for each in kept], tokens)
         return ExtractResult(
-            [self._extraction(one, each) for one, each in zip(notes, written, strict=True)], tokens
+            [self._extraction(one, each) for one, each in zip(notes, generated, strict=True)],
+            tokens,
         )
 
-    def _extraction(self, one: _Asked, written: GeneratedIds) -> Extraction:
-        text = self._plain(written.ids.tolist())
+    def _extraction(self, one: _Asked, generated: GeneratedIds) -> Extraction:
+        text = self._plain(generated.ids.tolist())
         if one.form == "text":
-            return Extraction(text=text.strip(), finish=written.finish)
+            return Extraction(text=text.strip(), finish=generated.finish)
         regions = tuple(parse_regions(text, one.form, one.width, one.height, self._model.banned))
         lines = "\n".join(each.label for each in regions) if one.form == "lines" else ""
-        return Extraction(regions=regions, text=lines, finish=written.finish)
+        return Extraction(regions=regions, text=lines, finish=generated.finish)
 
     def _plain(self, ids: list[int]) -> str:
         """Decode the text with its locations, without the tokens that frame it."""

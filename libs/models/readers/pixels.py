@@ -51,7 +51,7 @@ def read_input_image(parts: Parts, processing: ImageProcessing, model: str) -> I
         return InputImage(processing.apply(image, part.field), image.width, image.height)
 
 
-class Tower(nn.Module):
+class PixelTower(nn.Module):
     """An image encoder behind its normalisation. The encoder maps normalised [images, 3, height,
     width] to [images, rows, width].
     """

@@ -125,7 +125,9 @@ class Backbone:
     ) -> Packed:
         """Pack sequences into a batch on the encoder's device.
 
-        `before`: see `Packed.from_sequences`. `yield_point`: called by a tower with layers.
+        Args:
+            before: As for `Packed.from_sequences`.
+            yield_point: Called by a tower with layers.
         """
         rows = [item.rows for item in sequences if item.rows is not None]
         values = (

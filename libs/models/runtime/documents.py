@@ -35,7 +35,7 @@ from libs.models.interface.work import (
     TextWork,
     TokenWork,
     Work,
-    parts_of,
+    all_parts,
 )
 
 
@@ -132,7 +132,7 @@ def has_documents(work: Work) -> bool:
     """Return whether any item of the work has a document."""
     if isinstance(work, EntitiesWork | RelationsWork | StructureWork | TokenWork):
         return False
-    return any(isinstance(one.content, DocumentFile) for one in parts_of(work))
+    return any(isinstance(one.content, DocumentFile) for one in all_parts(work))
 
 
 def with_pages(

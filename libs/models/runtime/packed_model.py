@@ -52,7 +52,7 @@ from libs.models.runtime.loaded.lora import Adapters
 from libs.models.runtime.loaded.peft import Names
 from libs.models.runtime.loaded.probe import activation_bytes_per_token, image_bytes
 from libs.models.runtime.loaded.tasks import add_own_adapters
-from libs.models.runtime.loaded.tiers import Arena, ParkedModel, copying, sharing, tensors_of
+from libs.models.runtime.loaded.tiers import Arena, ParkedModel, copying, find_tensors, sharing
 from libs.models.weights import TensorFile
 
 
@@ -447,7 +447,7 @@ class PackedModel:
         forward.
         """
         with self._computing, copying(self._device):
-            weights = tensors_of(*self.modules())
+            weights = find_tensors(*self.modules())
             return max(activation_bytes_per_token(backbone, weights) for backbone in self.backbones)
 
     def image_bytes(self, tokens: int) -> int:
@@ -457,7 +457,7 @@ class PackedModel:
         Runs a small image. Blocks.
         """
         with self._computing, copying(self._device):
-            weights, images = tensors_of(*self.modules()), self.card.images
+            weights, images = find_tensors(*self.modules()), self.card.images
             largest = 0 if images is None else images.max_tokens
             return max(
                 image_bytes(backbone, weights, tokens, largest, self.max_tower_tokens)

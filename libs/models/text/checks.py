@@ -18,7 +18,7 @@ from libs.models.interface.work import (
     StructureWork,
     TextWork,
     Work,
-    parts_of,
+    all_parts,
 )
 
 W = TypeVar("W", bound=ModelWork)
@@ -68,7 +68,7 @@ def need_task(work: Work, card: Card) -> None:
 def refuse_parts(work: Work) -> None:
     """Raise TaskNotSupported for an item that is not one text, for models that read one text per
     item."""
-    parts = parts_of(work)
+    parts = all_parts(work)
     for part in parts:
         if isinstance(part.content, bytes):
             raise TaskNotSupported(
@@ -144,13 +144,13 @@ def hypotheses(work: ClassifyWork, default: str = PLACE) -> list[str]:
     return [hypothesis.replace(PLACE, label) for label in work.labels]
 
 
-def adapter_of(card: Card, role: str, adapter: str) -> str:
+def select_adapter(card: Card, role: str, adapter: str) -> str:
     """Return a text's LoRA adapter: the request's, else the checkpoint's for the role; empty for
     none."""
     return adapter or card.role_adapters.get(role, "")
 
 
-def prompt_of(card: Card, role: str, adapter: str = "") -> str:
+def select_prompt(card: Card, role: str, adapter: str = "") -> str:
     """Return the model's prompt for a role, or its default prompt without a role. A role without a
     prompt has an empty one.
 
@@ -158,7 +158,7 @@ def prompt_of(card: Card, role: str, adapter: str = "") -> str:
     decides the prompt.
     """
     if any(name in card.prompts for name in card.own_adapters):
-        own = adapter if adapter in card.own_adapters else adapter_of(card, role, "")
+        own = adapter if adapter in card.own_adapters else select_adapter(card, role, "")
         return card.prompts.get(own, "") if own else card.prompts.get(card.default_prompt, "")
     if role == "query":
         return card.prompts.get("query", "")

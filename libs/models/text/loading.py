@@ -30,7 +30,7 @@ from libs.models.runtime.packed_model import PackedModel
 from libs.models.runtime.precision import int8
 from libs.models.text.checks import refuse_parts
 from libs.models.text.parts import Built, Parts
-from libs.models.text.registry import build_encoder, default_dtype, names_of
+from libs.models.text.registry import build_encoder, default_dtype, layer_names
 from libs.models.text.tokenising.tokenizer import failing
 from libs.models.text.tokens import TokenProcessor
 from libs.models.text.windows.processor import WindowedProcessor
@@ -83,7 +83,7 @@ def _load(
             config, own, dtype=dtype, device=device, head_tables=tables, int8=quantised
         )
         card = replace(card, max_tokens=min(card.max_tokens, encoder.max_positions))
-        table, prefixes = names_of(config)
+        table, prefixes = layer_names(config)
         names = Names(
             table, (*prefixes, *(card.encoder_prefix + prefix for prefix in prefixes)), tables
         )

@@ -179,11 +179,11 @@ def build_encoder(
     return encoder.requires_grad_(False).eval(), state
 
 
-def names_of(config: Mapping[str, object]) -> tuple[Mapping[str, Rule], tuple[str, ...]]:
+def layer_names(config: Mapping[str, object]) -> tuple[Mapping[str, Rule], tuple[str, ...]]:
     """Return the names by which adapters refer to layers, in the family of a config.json, and their
     possible prefixes.
     """
-    family = _family_of(Config(config))
+    family = _find_family(Config(config))
     return {**family.WEIGHTS, **family.MODULES} if isinstance(
         family, _Renames
     ) else family.WEIGHTS, family.PREFIXES
@@ -191,14 +191,14 @@ def names_of(config: Mapping[str, object]) -> tuple[Mapping[str, Rule], tuple[st
 
 def empty_encoder(config: Config) -> tuple[PackedEncoder, Family]:
     """Return the encoder that config.json describes, on the meta device, and its family."""
-    family = _family_of(config)
+    family = _find_family(config)
     encoder = on_meta(lambda: family.build(config), "encoder")
     if encoder.max_positions < 1:
         raise ModelBroken("config.json: max_position_embeddings leaves no position for a token")
     return encoder, family
 
 
-def _family_of(config: Config) -> Family:
+def _find_family(config: Config) -> Family:
     named = [family for family in _FAMILIES if config.text("model_type") in family.MODEL_TYPES]
     own: list[Family] = [
         family for family in named if isinstance(family, _Claims) and family.claims(config)

@@ -41,7 +41,7 @@ class User:
 
     name: str
     commands: tuple[str, ...]
-    """In lower case, subcommands as `command|subcommand`, categories as `@category`."""
+    """Commands in lower case, subcommands as `command|subcommand`, categories as `@category`."""
     keys: tuple[str, ...]
     """Key patterns."""
     channels: tuple[str, ...] = (WAKEUP_CHANNEL,)

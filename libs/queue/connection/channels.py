@@ -18,7 +18,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from libs.errors import NoCapacity
 from libs.queue.connection.client import Subscriber, translated
-from libs.queue.connection.cluster import ClusterRedis, client_of
+from libs.queue.connection.cluster import ClusterRedis, client_for_key
 
 SILENCE_SECONDS: Final = 2.0
 """A connection that is silent for this long is pinged, and given up after as long again."""
@@ -46,7 +46,7 @@ class Channels:
         with self._counting_failures(), translated():
             if self._may_have_shards:
                 try:
-                    client: Any = client_of(self._redis, channel)
+                    client: Any = client_for_key(self._redis, channel)
                     await client.execute_command("SPUBLISH", channel, message)
                     return
                 except ResponseError as error:
@@ -89,7 +89,7 @@ class Channels:
         if not isinstance(self._redis, ClusterRedis):
             return None
         await self._redis.topology.refresh()
-        return client_of(self._redis, channel).connection_pool
+        return client_for_key(self._redis, channel).connection_pool
 
     def _any_master(self) -> Redis:
         """Return a client of some master: of another one after each failure. Messages of a cluster

@@ -56,8 +56,8 @@ Address = tuple[str, int]
 
 HASH_SLOTS: Final = 16_384
 MASTER_SECONDS: Final = 2.0
-"""How long work on many lanes waits for one master. A worker's heartbeat, which renews leases on
-all of them, has 5 s.
+"""Time for which work on many lanes waits for one master. A worker's heartbeat, which renews leases
+on all of them, has 5 s.
 """
 TOPOLOGY_SECONDS: Final = 1.0
 """A node that takes longer to return the topology is skipped."""
@@ -376,14 +376,14 @@ class ClusterTopology:
         return next((address for address, one in self._servers.items() if one is server), None)
 
 
-def client_of(redis: Redis, key: str) -> Redis:
+def client_for_key(redis: Redis, key: str) -> Redis:
     """Return the client for all keys with the hash tag of this key: `redis` itself unless it is a
     cluster's.
     """
     return redis.topology.client(key) if isinstance(redis, ClusterRedis) else redis
 
 
-def masters_of(redis: Redis) -> list[Redis]:
+def list_masters(redis: Redis) -> list[Redis]:
     """Return a client for each master of the cluster, or the only client."""
     return [*redis.topology.masters()] if isinstance(redis, ClusterRedis) else [redis]
 

@@ -16,11 +16,11 @@ from libs.errors import NoCapacity
 from libs.queue.connection.client import translate, translated
 from libs.queue.connection.cluster import (
     ClusterRedis,
-    client_of,
-    masters_of,
+    client_for_key,
+    list_masters,
     within_master_timeout,
 )
-from libs.queue.keys import LAYOUT, layout_of
+from libs.queue.keys import LAYOUT, layout_value
 from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ async def check_redis(redis: Redis, *, slots: int = 1, again: bool = False) -> b
         if not again:
             raise
         log.error("redis is unsuitable", extra=fields({"error": str(error)}))
-    holder, ours = client_of(redis, LAYOUT), layout_of(slots)
+    holder, ours = client_for_key(redis, LAYOUT), layout_value(slots)
     may_be_away = again and isinstance(redis, ClusterRedis)
     try:
         async with within_master_timeout() if may_be_away else nullcontext():
@@ -88,7 +88,7 @@ async def _check_servers(redis: Redis) -> bool:
         async with within_master_timeout():
             await _check_server(master)
 
-    found = await asyncio.gather(*map(check, masters_of(redis)), return_exceptions=True)
+    found = await asyncio.gather(*map(check, list_masters(redis)), return_exceptions=True)
     errors = [error for error in found if error is not None]
     for error in errors:
         if not isinstance(error, NoCapacity):

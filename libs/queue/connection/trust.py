@@ -204,7 +204,7 @@ def redis_url_setting() -> str:
 def redis_trust_settings() -> RedisTrust:
     """Declare the files with which a process authenticates Redis and itself."""
     return setting.group(
-        RedisTrust.from_env, setting.variables_of(RedisTrust), RedisTrust, RedisTrust.describe
+        RedisTrust.from_env, setting.list_variables(RedisTrust), RedisTrust, RedisTrust.describe
     )
 
 

@@ -19,8 +19,8 @@ ARRIVAL_SECONDS: Final = 10.0
 """Time limit for the arrival of a request."""
 ARRIVALS_POLL_SECONDS: Final = 0.002
 RECOVERY_SECONDS: Final = 5.0
-"""How long the baseline is kept after requests were cut off. Halfway, their memory is returned to
-the system.
+"""Time for which the baseline is kept after requests were cut off. Halfway, their memory is
+returned to the system.
 """
 GROWTH_BYTES: Final = 8 * 1024 * 1024
 """Maximum growth of the process while requests arrive, from the first of them on."""

@@ -52,7 +52,7 @@ def enter_call(call: Call) -> None:
     _CURRENT.set(call)
 
 
-def headers_of(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
+def first_values(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
     """Return the first value of each metadata key."""
     headers: dict[str, str] = {}
     for key, value in metadata:
@@ -77,7 +77,7 @@ def checked_id(value: str, default: str, name: str) -> str:
     return value
 
 
-def answer_bytes_of(value: str) -> int:
+def parse_answer_bytes(value: str) -> int:
     """Parse the metadata ANSWER_HEADER, the maximum message size that a client accepts. Raises
     InvalidInput.
     """

@@ -32,11 +32,11 @@ from libs.serving.calls.call import (
     REQUEST_ID_HEADER,
     TENANT_HEADER,
     Call,
-    answer_bytes_of,
     checked_id,
     enter_call,
-    headers_of,
+    first_values,
     new_request_id,
+    parse_answer_bytes,
 )
 from libs.serving.calls.decode import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, parse, request_type
 from libs.serving.calls.guard import Guard, Handler, abort
@@ -126,7 +126,7 @@ class Interceptor(Guard):
         self._limits = limits
         self._streams = streams
         self.arrivals = Arrivals()
-        """For methods with small requests."""
+        """The arrivals of methods with small requests."""
         self.in_flight = InFlight()
 
     def drain(self) -> None:
@@ -160,15 +160,17 @@ class Interceptor(Guard):
     def _behaviour(self, stream: str, call: StreamCall) -> _Behaviour:
         """Return the behaviour of a call that the stream carries."""
         handler: Any = grpc.unary_unary_rpc_method_handler(call.handle)
-        path = f"/{_service_of(stream)}/{call.name}"
+        path = f"/{_service_name(stream)}/{call.name}"
         return _Behaviour(self, path, call.request, handler)
 
     def is_internal(self, method: str) -> bool:
-        return _service_of(method) in self._internal
+        return _service_name(method) in self._internal
 
     def limit(self, method: str) -> int:
         """Return the maximum bytes of a request."""
-        return self._limits.get(method) or self._limits.get(_service_of(method), MAX_REQUEST_BYTES)
+        return self._limits.get(method) or self._limits.get(
+            _service_name(method), MAX_REQUEST_BYTES
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,7 @@ class _Behaviour:
         record = CallRecord()
         try:
             metadata = cast(Metadata, context.invocation_metadata() or ())
-            headers = headers_of(metadata)
+            headers = first_values(metadata)
             record.caller = self._identify(metadata, headers, context)
             record.span = self._reporter.span(headers)
             with self._bound, traces.entered(record.span):
@@ -286,7 +288,7 @@ class _Behaviour:
         claimed = headers.get(REQUEST_ID_HEADER, "")
         if claimed != REQUEST_ID.get():
             checked_id(claimed, "", REQUEST_ID_HEADER)
-        return _Admitted(caller, tenant, answer_bytes_of(headers.get(ANSWER_HEADER, "")))
+        return _Admitted(caller, tenant, parse_answer_bytes(headers.get(ANSWER_HEADER, "")))
 
     async def _read(self, admitted: _Admitted, context: Context) -> Message:
         """Read and parse the request. Raises InvalidInput; DeadlinePassed if it does not arrive in
@@ -329,7 +331,7 @@ class _Behaviour:
             if time.monotonic() > checked_at + authentication.POLL_SECONDS:
                 admitted = self._admit(
                     self._interceptor.authenticator.identify(metadata, context.auth_context),
-                    headers_of(metadata),
+                    first_values(metadata),
                 )
                 enter_call(
                     Call(self._method, REQUEST_ID.get(), admitted.tenant, b"", admitted.caller)
@@ -370,6 +372,6 @@ def _later(seconds: float, call: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(seconds, call, context=Variables())
 
 
-def _service_of(method: str) -> str:
+def _service_name(method: str) -> str:
     """Return `package.Service` of `/package.Service/Method`."""
     return method[1 : method.rfind("/")]

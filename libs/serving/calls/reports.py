@@ -35,7 +35,7 @@ class CallRecord:
     outcome: str = "CANCELLED"
     """`OK`, or an error's reason."""
     begin: float = field(default_factory=time.perf_counter)
-    """In seconds of a monotonic clock."""
+    """The beginning, in seconds of a monotonic clock."""
 
     def fail(self, error: ShoalError) -> None:
         self.outcome = error.reason

@@ -20,9 +20,9 @@ from libs.serving.security.identity import (
     ANONYMOUS,
     Identity,
     Role,
-    digest_of,
     is_certified_name,
     is_role,
+    token_digest,
 )
 from libs.serving.security.settings import Security
 from libs.serving.watched import Watched
@@ -70,9 +70,9 @@ class Authenticator:
             return ANONYMOUS
         given = [value for key, value in metadata if key == AUTHORIZATION]
         if given:
-            return self._of_bearer(given)
+            return self._authenticate_bearer(given)
         if self._security.client_ca is not None:
-            uris = [uri for pem in auth_context().get(_CERTIFICATE, ()) for uri in uris_of(pem)]
+            uris = [uri for pem in auth_context().get(_CERTIFICATE, ()) for uri in read_uris(pem)]
             return certified(uris, self._security.trust_domain)
         raise Unauthenticated(
             "this call needs a credential: send metadata `authorization: Bearer <token>` "
@@ -93,7 +93,7 @@ class Authenticator:
             await asyncio.sleep(POLL_SECONDS)
             await asyncio.to_thread(self.refresh)
 
-    def _of_bearer(self, given: Sequence[str | bytes]) -> Identity:
+    def _authenticate_bearer(self, given: Sequence[str | bytes]) -> Identity:
         if not self._security.takes_tokens:
             raise Unauthenticated(
                 "this server takes certificates, not tokens: omit metadata `authorization`"
@@ -102,14 +102,14 @@ class Authenticator:
         if found is None:
             raise Unauthenticated("metadata `authorization` must occur once, as `Bearer <token>`")
         token = found[1]
-        digest = digest_of(token)
+        digest = token_digest(token)
         if self._tokens is not None and (identity := self._tokens.content.get(digest)) is not None:
             return identity
         if self._keys is None or token.count(".") != 2:
             raise Unauthenticated("this mesh does not know the bearer token")
-        return self._of_jwt(token, digest, self._keys.content)
+        return self._authenticate_jwt(token, digest, self._keys.content)
 
-    def _of_jwt(self, token: str, digest: bytes, keys: Keys) -> Identity:
+    def _authenticate_jwt(self, token: str, digest: bytes, keys: Keys) -> Identity:
         if keys is not self._remembered_keys:
             self._remembered.clear()
             self._remembered_keys = keys
@@ -125,7 +125,7 @@ class Authenticator:
 
 
 @lru_cache(maxsize=MAX_READ)
-def uris_of(pem: bytes) -> tuple[bytes, ...]:
+def read_uris(pem: bytes) -> tuple[bytes, ...]:
     """Return the URIs of a certificate's subject alternative names; none if it cannot be parsed.
 
     gRPC's list (`peer_uri`) cuts each URI at its first NUL.

@@ -54,10 +54,10 @@ ANONYMOUS: Final = Identity("anonymous", "anonymous", ANY_TENANT)
 """Every caller, if no authentication is configured."""
 
 UNKNOWN: Final = Identity("", "anonymous", "")
-"""In logs, a caller with a missing or refused credential."""
+"""The identity of a caller with a missing or refused credential, for logs."""
 
 
-def digest_of(token: str) -> bytes:
+def token_digest(token: str) -> bytes:
     """Return the lookup and cache key of a token. A digest, so that the timing of a lookup reveals
     nothing about the token.
     """

@@ -39,7 +39,7 @@ CHANGES: Final = _methods(
 """
 _LOOK: Final = _methods("shoal.v1.MeshService", "GetMesh", "WatchMesh", "ExplainPlacement")
 _WORK: Final = _methods(
-    "shoal.v1.WorkerService", "Heartbeat", "Connect", "Multiplex", "Pull", "Complete", "Written"
+    "shoal.v1.WorkerService", "Heartbeat", "Connect", "Multiplex", "Pull", "Complete", "Deltas"
 )
 """The last three are calls on the stream Multiplex."""
 _SCALE: Final = _methods(

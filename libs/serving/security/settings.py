@@ -175,7 +175,7 @@ class Security:
 def security_settings() -> Security:
     """Declare TLS, authentication and exposure of a server."""
     return setting.group(
-        Security.from_env, setting.variables_of(Security), Security, Security.describe
+        Security.from_env, setting.list_variables(Security), Security, Security.describe
     )
 
 

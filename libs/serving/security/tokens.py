@@ -24,7 +24,7 @@ from libs.serving.security.identity import (
     PRINTABLE,
     Identity,
     Role,
-    digest_of,
+    token_digest,
 )
 
 VARIABLE: Final = "SHOAL_TOKENS"
@@ -130,7 +130,9 @@ def _entry(node: yaml.Node, at: At) -> tuple[bytes, Identity]:
     values = _ENTRY.read(node, at)
     if ("token" in values) == ("sha256" in values):
         raise at.wrong(node, "needs either `token` or `sha256`")
-    digest = bytes.fromhex(values["sha256"]) if "sha256" in values else digest_of(values["token"])
+    digest = (
+        bytes.fromhex(values["sha256"]) if "sha256" in values else token_digest(values["token"])
+    )
     return digest, Identity(
         values["subject"], cast("Role", values["role"]), values.get("tenant", DEFAULT_TENANT)
     )

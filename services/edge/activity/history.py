@@ -96,7 +96,7 @@ class History:
         columns["input_tokens"][row] += cost.input_tokens
         columns["output_tokens"][row] += cost.output_tokens
         if one.is_answered:
-            self._latencies[row * _BINS + _bin_of(one.seconds)] += 1
+            self._latencies[row * _BINS + _latency_bin(one.seconds)] += 1
         else:
             columns["refused"][row] += one.is_refused
             columns["failed"][row] += one.is_failed
@@ -145,7 +145,7 @@ class History:
         return step % STEPS
 
 
-def _bin_of(seconds: float) -> int:
+def _latency_bin(seconds: float) -> int:
     if seconds <= _FIRST_BIN_SECONDS:
         return 0
     return min(_BINS - 1, 1 + int(math.log(seconds / _FIRST_BIN_SECONDS) * _BINS_PER_E))

@@ -11,18 +11,18 @@ from libs.telemetry import traces
 from services.edge.batches.context import (
     Caller,
     Context,
-    answer_of,
+    json_answer,
+    list_page,
     missing,
     new_id,
-    page_of,
     storage_errors,
 )
 from services.edge.batches.files import (
     PURPOSE,
     expiry_seconds,
     ids_after,
-    limit_of,
-    query_of,
+    parse_limit,
+    parse_query,
 )
 from services.edge.batches.lines import is_endpoint
 from services.edge.batches.manager import Manager
@@ -44,7 +44,7 @@ _BODY_BYTES: Final = 64 << 10
 
 
 class ExpiresAfter(msgspec.Struct, kw_only=True):
-    """When the files of a batch expire, from their creation."""
+    """The expiry of the files of a batch, from their creation."""
 
     anchor: str
     seconds: int
@@ -92,25 +92,25 @@ class Batches:
                 await self._context.check_batch_quotas(caller.store, requests)
                 await self._context.io(caller.store.create_batch, record)
         self._manager.wake()
-        return answer_of(record.to_openai())
+        return json_answer(record.to_openai())
 
     async def retrieve(self, request: ServedRequest) -> Answer:
         """`GET /v1/batches/{batch_id}`."""
         with storage_errors():
             caller, record = await self._find(request)
-            return answer_of(await self._shown(caller, record))
+            return json_answer(await self._shown(caller, record))
 
     async def list_batches(self, request: ServedRequest) -> Answer:
         """`GET /v1/batches`."""
-        query = query_of(request)
-        limit = limit_of(query, DEFAULT_PAGE, MAX_BATCHES_PAGE)
+        query = parse_query(request)
+        limit = parse_limit(query, DEFAULT_PAGE, MAX_BATCHES_PAGE)
         with storage_errors():
             caller = await self._context.caller(request)
             ids = await self._context.io(caller.store.batch_ids)
             ids = ids_after(ids[::-1], query.get("after"))
             page = await self._context.io(lambda: list(caller.store.batches(ids[:limit])))
             shown = [await self._shown(caller, record) for record in page]
-        return page_of(shown, has_more=len(ids) > limit)
+        return list_page(shown, has_more=len(ids) > limit)
 
     async def cancel(self, request: ServedRequest) -> Answer:
         """`POST /v1/batches/{batch_id}/cancel`."""
@@ -125,7 +125,7 @@ class Batches:
                 at = int(time.time())
                 await self._context.io(data.create, CANCEL, msgspec.json.encode(at))
                 self._manager.cancel(record.id, at)
-            return answer_of(await self._shown(caller, record))
+            return json_answer(await self._shown(caller, record))
 
     async def _find(self, request: ServedRequest) -> tuple[Caller, BatchRecord]:
         caller = await self._context.caller(request)
@@ -180,7 +180,7 @@ class Batches:
             output_id=new_id(FILE_PREFIX)[0],
             errors_id=new_id(FILE_PREFIX)[0],
             output_seconds=min(seconds or longest, longest),
-            traceparent=traces.traceparent_of(traces.current()),
+            traceparent=traces.format_traceparent(traces.current()),
             max_requests=requests,
             tenant=caller.tenant,
             needs_token=caller.needs_token,

@@ -40,8 +40,8 @@ VALIDATION_THREADS: Final = 2
 LEASE_THREADS: Final = 4
 """Threads that renew leases, whatever else waits for the storage."""
 QUOTA_SECONDS: Final = 10.0
-"""How long the size of a tenant's files is used to check results of its batch. Each chunk would
-read all its records otherwise.
+"""Time for which the size of a tenant's files is used to check results of its batch. Otherwise each
+chunk would read all its records.
 """
 MAX_RECORDS: Final = 10_000
 """The maximum number of files and batches of a tenant."""
@@ -91,17 +91,17 @@ class Credentials:
     def keep(self, key: str, metadata: Metadata) -> None:
         self.forget(key)
         self._newest[key] = metadata
-        self._bytes += _size_of(metadata)
+        self._bytes += _entry_bytes(metadata)
         while self._bytes > MAX_CREDENTIALS_BYTES:
             self.forget(next(iter(self._newest)))
 
     def forget(self, key: str) -> None:
         metadata = self._newest.pop(key, None)
         if metadata is not None:
-            self._bytes -= _size_of(metadata)
+            self._bytes -= _entry_bytes(metadata)
 
 
-def _size_of(metadata: Metadata) -> int:
+def _entry_bytes(metadata: Metadata) -> int:
     """Return the bytes of a tenant's entry."""
     return CREDENTIAL_BYTES + sum(len(name) + len(value) for name, value in metadata)
 
@@ -299,15 +299,15 @@ def new_id(prefix: str) -> tuple[str, int]:
     return make_id(prefix, now, f"{microseconds:05x}{secrets.token_hex(14)[1:]}"), now
 
 
-def answer_of(content: Any) -> Answer:
+def json_answer(content: Any) -> Answer:
     """Return an object as JSON."""
     return Answer(msgspec.json.encode(content))
 
 
-def page_of(objects: list[Any], *, has_more: bool) -> Answer:
+def list_page(objects: list[Any], *, has_more: bool) -> Answer:
     """Return a page of a list."""
     ids = [one["id"] for one in objects]
-    return answer_of(
+    return json_answer(
         {
             "object": "list",
             "data": objects,

@@ -16,16 +16,16 @@ from shoal.bulk.failures import StorageError
 from services.edge.batches.context import (
     Caller,
     Context,
-    answer_of,
+    json_answer,
+    list_page,
     missing,
     new_id,
-    page_of,
     storage_errors,
 )
 from services.edge.batches.objects import FILE_PREFIX, FileRecord, Piece
 from services.edge.batches.store import FILE_PIECE_BYTES, Content, TenantStore
 from services.edge.intake.forms import Form
-from services.edge.intake.reading import Bounds
+from services.edge.intake.reading import BodyLimits
 from services.edge.intake.served import ServedRequest, StreamedAnswer
 from services.edge.messages.base import Answer, HttpError, invalid
 
@@ -46,7 +46,7 @@ _FORM_BYTES: Final = 256 << 10
 class Files:
     """Serves files."""
 
-    def __init__(self, context: Context, bounds: Bounds) -> None:
+    def __init__(self, context: Context, bounds: BodyLimits) -> None:
         self._context, self._bounds = context, bounds
 
     async def create(self, request: ServedRequest) -> Answer:
@@ -88,7 +88,7 @@ class Files:
             raise
         finally:
             upload.close()
-        return answer_of(record.to_openai())
+        return json_answer(record.to_openai())
 
     async def _pieces(self, request: ServedRequest) -> AsyncIterator[bytes]:
         """Yield the body as it arrives. Raises HttpError."""
@@ -134,8 +134,8 @@ class Files:
 
     async def list_files(self, request: ServedRequest) -> Answer:
         """`GET /v1/files`."""
-        query = query_of(request)
-        limit = limit_of(query, MAX_FILES_PAGE, MAX_FILES_PAGE)
+        query = parse_query(request)
+        limit = parse_limit(query, MAX_FILES_PAGE, MAX_FILES_PAGE)
         with storage_errors():
             caller = await self._context.caller(request)
             return await self._context.io(_page, caller.store, query, limit)
@@ -144,7 +144,7 @@ class Files:
         """`GET /v1/files/{file_id}`."""
         with storage_errors():
             _, record = await self._find(request)
-        return answer_of(record.to_openai())
+        return json_answer(record.to_openai())
 
     async def delete(self, request: ServedRequest) -> Answer:
         """`DELETE /v1/files/{file_id}`."""
@@ -156,7 +156,7 @@ class Files:
                     "CONFLICT", f"{batch} reads this file: wait until it has ended, or cancel it"
                 )
             await self._context.io(caller.store.delete_file, record)
-        return answer_of({"id": record.id, "object": "file", "deleted": True})
+        return json_answer({"id": record.id, "object": "file", "deleted": True})
 
     async def content(self, request: ServedRequest) -> StreamedAnswer:
         """`GET /v1/files/{file_id}/content`."""
@@ -267,7 +267,7 @@ def expiry_seconds(anchor: Any, seconds: Any, field: str = "expires_after") -> i
     return value
 
 
-def query_of(request: ServedRequest) -> dict[str, str]:
+def parse_query(request: ServedRequest) -> dict[str, str]:
     """Return the parameters of the query. Raises HttpError."""
     try:
         found = parse_qs(request.query, keep_blank_values=True, max_num_fields=16)
@@ -276,7 +276,7 @@ def query_of(request: ServedRequest) -> dict[str, str]:
     return {name: values[0] for name, values in found.items()}
 
 
-def limit_of(query: dict[str, str], default: int, most: int) -> int:
+def parse_limit(query: dict[str, str], default: int, most: int) -> int:
     """Return the requested size of a page. Raises HttpError."""
     text = query.get("limit", "")
     limit = int(text) if text.isdecimal() and len(text) < 10 else 0
@@ -310,4 +310,4 @@ def _page(store: TenantStore, query: dict[str, str], limit: int) -> Answer:
         if one.expires_at > now and purpose in (None, "", one.purpose)
     )
     page = list(islice(found, limit + 1))
-    return page_of(page[:limit], has_more=len(page) > limit)
+    return list_page(page[:limit], has_more=len(page) > limit)

@@ -16,7 +16,7 @@ import msgspec
 
 from services.edge.batches.objects import BatchError, Chunk, PartCounts, Plan
 from services.edge.intake.served import Executed
-from services.edge.messages.base import json_of
+from services.edge.messages.base import encode_json
 
 MAX_ERRORS: Final = 100
 """The maximum number of errors that a failed batch lists."""
@@ -48,7 +48,7 @@ ENDPOINT_PREFIXES: Final = ("/v1/encode/", "/v1/score/", "/v1/extract/")
 _LISTS: Final = ("input", "documents", "prompt", "items")
 """Fields of bodies with the texts of a request."""
 LOGPROBS_INPUTS: Final = 32
-"""As how many texts one counts if its answer has log probabilities of tokens."""
+"""Number of texts as which a text counts if its answer has log probabilities of tokens."""
 
 
 class LineFault(Exception):
@@ -383,14 +383,14 @@ def result_line(identity: str, custom_id: str, executed: Executed) -> bytes:
     error = None
     if executed.status >= 400:
         error = {"code": _code(executed), "message": executed.message}
-    head = json_of({"id": identity, "custom_id": custom_id})[:-1]
+    head = encode_json({"id": identity, "custom_id": custom_id})[:-1]
     cut = {"truncated_inputs": executed.truncated_inputs} if executed.truncated_inputs else {}
-    response = json_of({"status_code": executed.status, "request_id": identity, **cut})[:-1]
+    response = encode_json({"status_code": executed.status, "request_id": identity, **cut})[:-1]
     return b'%b,"response":%b,"body":%b},"error":%b}\n' % (
         head,
         response,
         executed.body,
-        json_of(error),
+        encode_json(error),
     )
 
 
@@ -398,7 +398,8 @@ def failed_line(identity: str, custom_id: str, code: str, message: str) -> bytes
     """Return the line of a request without an answer, with a line break."""
     error = {"code": code, "message": message}
     return (
-        json_of({"id": identity, "custom_id": custom_id, "response": None, "error": error}) + b"\n"
+        encode_json({"id": identity, "custom_id": custom_id, "response": None, "error": error})
+        + b"\n"
     )
 
 

@@ -33,10 +33,10 @@ MIN_SCAN_SECONDS: Final = 0.2
 MAX_RUNNING: Final = 4
 """The maximum number of batches that an edge runs at a time."""
 TURN_SECONDS: Final = 60.0
-"""How long a batch keeps its slot while a tenant without one waits."""
+"""Time for which a batch keeps its slot while a tenant that has no slot waits."""
 CLEAN_SECONDS: Final = 600.0
 RESTART_SECONDS: Final = 30.0
-"""How long a batch waits after its storage failed."""
+"""Time for which a batch waits after its storage failed."""
 UNCOMMITTED_SECONDS: Final = 60
 """The age at which the name of a batch without a record is deleted: its edge died in between."""
 

@@ -54,9 +54,9 @@ CANCEL: Final = "cancel.json"
 """The object that asks for the end of a batch: the time of the request."""
 CHUNKS_IN_FLIGHT: Final = 2
 PREEMPT_SECONDS: Final = 30.0
-"""How long a preempted batch waits for the next answer of its chunks."""
+"""Time for which a preempted batch waits for the next answer of its chunks."""
 MAX_FAULTS: Final = 3
-"""How often a request is sent that fails for a reason other than an overload."""
+"""Maximum attempts of a request that fails for a reason other than an overload."""
 MIN_REQUEST_SECONDS: Final = 60.0
 _PLAN: Final = "plan.json"
 _PARTS: Final = "parts.json"
@@ -281,7 +281,7 @@ class Runner:
         names = set(await self._context.io(data.names))
         for index in range(len(plan.chunks)):
             if index not in parts and _part_name(index) in names:
-                parts[index] = _counts_of(await self._context.io(data.read, _part_name(index)))
+                parts[index] = _read_counts(await self._context.io(data.read, _part_name(index)))
         record = self.record
         record.counts = Counts(record.counts.total)
         record.output_bytes = record.stored_bytes = record.input_tokens = record.output_tokens = 0
@@ -408,9 +408,9 @@ class Runner:
             self._set_stop("failed")
             return
         if await self._context.io(_create_part, data, name, part):
-            self._add_part(index, _counts_of(part))
+            self._add_part(index, _read_counts(part))
         else:
-            self._add_part(index, _counts_of(await self._context.io(data.read, name)))
+            self._add_part(index, _read_counts(await self._context.io(data.read, name)))
 
     async def _expire_rest(self, data: Place, content: Content, plan: Plan) -> None:
         """Commit errors for the requests of chunks without results. They are small, and a batch has
@@ -538,7 +538,7 @@ def _create_part(data: Place, name: str, part: bytes) -> bool:
     """
     is_first = data.create(name, part)
     if is_first:
-        counts = _counts_of(part)
+        counts = _read_counts(part)
         metrics.HTTP_BATCH_REQUESTS.labels("ok").inc(counts.completed)
         metrics.HTTP_BATCH_REQUESTS.labels("failed").inc(counts.failed)
     return is_first
@@ -554,7 +554,7 @@ def _part_name(index: int) -> str:
     return f"part-{index:08}"
 
 
-def _counts_of(part: bytes | None) -> PartCounts:
+def _read_counts(part: bytes | None) -> PartCounts:
     """Return the counts of a stored part. Raises StorageError."""
     try:
         return lines.read_counts(part or b"")

@@ -35,7 +35,7 @@ def check_host(headers: Mapping[str, str], names: Collection[str]) -> None:
     `names`.
     """
     given = headers.get("host", "")
-    host = host_of(given)
+    host = host_name(given)
     if is_local(host) or host in names:
         return
     text = (
@@ -70,7 +70,7 @@ def check_page(headers: Mapping[str, str], origins: Collection[str] = ()) -> Non
         )
     if origin is None or origin in origins:
         return
-    if not (is_same(origin, host) and (not origins or is_local(host_of(host)))):
+    if not (is_same(origin, host) and (not origins or is_local(host_name(host)))):
         text = (
             f"this request is from {origin[:100]!r}, which is not the console's page: if a proxy "
             "is in front of it, list its origin in "
@@ -79,7 +79,7 @@ def check_page(headers: Mapping[str, str], origins: Collection[str] = ()) -> Non
         raise HttpError("PERMISSION_DENIED", text, field="origin")
 
 
-def name_of(origin: str) -> str:
+def origin_name(origin: str) -> str:
     """Return the name in `https://mesh.example:8443`. Raises ValueError unless `origin` has the
     form that browsers send: http or https, a name or an IPv4 address in lower case, a port only if
     it is not the scheme's default, and nothing after it.
@@ -109,7 +109,7 @@ def is_same(origin: str, host: str) -> bool:
     )
 
 
-def host_of(given: str) -> str:
+def host_name(given: str) -> str:
     """Return a Host header without its port and without the brackets of an IPv6 address; empty if
     it is invalid.
     """

@@ -33,14 +33,14 @@ from libs.serving.calls.call import new_request_id
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.edge.activity.history import History
-from services.edge.asgi import Receive, Scope, Send, State, address_of, head_bytes
-from services.edge.console.access import check_host, check_json, check_page, name_of
+from services.edge.asgi import Receive, Scope, Send, State, head_bytes, peer_address
+from services.edge.console.access import check_host, check_json, check_page, origin_name
 from services.edge.console.board import model_content
-from services.edge.console.files import ASSETS, PROTECTION, Files
+from services.edge.console.files import ASSETS, PROTECTION, StaticFiles
 from services.edge.console.hub import Hub
-from services.edge.credentials import Trust, headers_of, metadata_of
+from services.edge.credentials import Trust, decode_headers, router_metadata
 from services.edge.intake.reading import Intake, Payer
-from services.edge.messages.base import Answer, HttpError, json_of, retry_headers
+from services.edge.messages.base import Answer, HttpError, encode_json, retry_headers
 from services.edge.routers import Routers
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 MAX_ACTION_BYTES: Final = 16 << 10
 """The maximum size of an action's body."""
 ACTION_SECONDS: Final = 600.0
-"""How long the page waits for a load; afterwards the load continues in the background."""
+"""Time for which the page waits for a load; afterwards the load continues in the background."""
 EXPLAIN_SECONDS: Final = 10.0
 _EVENTS: Final = "/console/events"
 _HISTORY: Final = "/console/history"
@@ -92,12 +92,12 @@ class Console:
         self._application = application
         self._routers = routers
         self._state = state
-        self._hosts = frozenset({*hosts, *map(name_of, origins)})
+        self._hosts = frozenset({*hosts, *map(origin_name, origins)})
         self._origins = frozenset(origins)
         self._trust = trust or Trust()
         self._guards_all = guards_all
         self._intake = intake
-        self._files = Files()
+        self._files = StaticFiles()
         self._history = history or History(time.time())
         self.hub = hub or Hub(routers.watch, routers.may_watch, self._see, lambda: state.is_guarded)
         self._about = {
@@ -110,7 +110,7 @@ class Console:
         if scope["type"] != "http" or not (_is_console_path(scope) or self._guards_all):
             await self._application(scope, receive, send)
             return
-        headers = headers_of(scope["headers"])
+        headers = decode_headers(scope["headers"])
         try:
             check_host(headers, self._hosts)
         except HttpError as problem:
@@ -137,14 +137,14 @@ class Console:
             elif (method, path) in _CALLS:
                 check_page(headers, self._origins)
                 metadata = self._metadata(headers, connection)
-                with closing(self._intake.payer(address_of(scope), metadata)) as payer:
+                with closing(self._intake.payer(peer_address(scope), metadata)) as payer:
                     # Both the raw and the decoded head are kept while the page is open.
                     await payer.take_head(2 * head_bytes(scope))
                     if path == _EVENTS:
                         await self._stream(metadata, send)
                     elif path == _HISTORY:
                         await self.hub.check(metadata)
-                        content = json_of(self._history.content(time.time()))
+                        content = encode_json(self._history.content(time.time()))
                         await self._send(send, route, Answer(content, headers=(_NO_STORE,)))
                     else:
                         await self._send(
@@ -199,7 +199,7 @@ class Console:
             if not has_begun:
                 raise
             problem = error if isinstance(error, HttpError) else _problem(error)
-            reported = json_of({"reason": problem.reason, "message": problem.message})
+            reported = encode_json({"reason": problem.reason, "message": problem.message})
             await send(
                 {
                     "type": "http.response.body",
@@ -229,7 +229,7 @@ class Console:
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise HttpError("INVALID_INPUT", str(error)) from None
         log.info("console action", extra=fields({"action": action.action, "model": action.model}))
-        return Answer(json_of(await self._perform(action, metadata)), headers=(_NO_STORE,))
+        return Answer(encode_json(await self._perform(action, metadata)), headers=(_NO_STORE,))
 
     async def _perform(self, action: Action, metadata: Metadata) -> dict[str, Any]:
         """Perform the action and return a message about it. Raises ShoalError."""
@@ -323,7 +323,7 @@ class Console:
         certificate = (
             connection.certificate if connection is not None and self._trust.certificates else None
         )
-        return metadata_of(headers, new_request_id(), certificate, self._trust)
+        return router_metadata(headers, new_request_id(), certificate, self._trust)
 
     async def _send(self, send: Send, route: str, answer: Answer) -> None:
         metrics.HTTP_REQUESTS.labels(route, str(answer.status)).inc()
@@ -356,7 +356,9 @@ def _error_answer(problem: HttpError) -> Answer:
     content = {
         "error": {"reason": problem.reason, "message": problem.message, "field": problem.field}
     }
-    return Answer(json_of(content), problem.status, headers=(_NO_STORE, *retry_headers(problem)))
+    return Answer(
+        encode_json(content), problem.status, headers=(_NO_STORE, *retry_headers(problem))
+    )
 
 
 def _problem(error: ShoalError) -> HttpError:

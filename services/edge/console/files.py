@@ -48,7 +48,7 @@ class _File:
     caching: bytes
 
 
-class Files:
+class StaticFiles:
     """The files of `folder` by path. `digest` covers all of them."""
 
     def __init__(self, folder: Path = STATIC) -> None:

@@ -24,7 +24,7 @@ from shoal.v1 import mesh_pb2
 from libs.serving.calls.call import new_request_id
 from services.edge.activity.history import STEP_SECONDS
 from services.edge.console.board import Board
-from services.edge.messages.base import HttpError, json_of
+from services.edge.messages.base import HttpError, encode_json
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class Hub:
         self._enter(page)
         try:
             number, checked = 0, time.monotonic()
-            yield b"retry: 2000\nevent: about\ndata: " + json_of(about) + b"\n\n"
+            yield b"retry: 2000\nevent: about\ndata: " + encode_json(about) + b"\n\n"
             while not self._is_closed:
                 if page.refusal is not None:
                     raise page.refusal
@@ -116,7 +116,7 @@ class Hub:
                 changes = self._board.since(number)
                 if changes is not None:
                     number = self._board.number
-                    yield b"id: %d\nevent: mesh\ndata: %b\n\n" % (number, json_of(changes))
+                    yield b"id: %d\nevent: mesh\ndata: %b\n\n" % (number, encode_json(changes))
                     continue
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_SECONDS):

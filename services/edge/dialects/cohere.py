@@ -25,9 +25,9 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
+    encode_json,
     invalid,
     item_fields,
-    json_of,
     retry_headers,
     single_field,
 )
@@ -42,14 +42,14 @@ from services.edge.messages.numbers import (
     signed,
 )
 from services.edge.messages.reading import (
-    count_of,
     image_item,
     named_or_default,
-    priority_of,
     read,
-    role_of,
+    read_count,
+    read_priority,
+    read_role,
+    read_truncation,
     text_item,
-    truncation_of,
 )
 
 SOFTMAX_SCALE: Final = 20.0
@@ -58,13 +58,13 @@ embedding models.
 """
 _TEXTS_PER_PIECE: Final = 256
 _MIN_PROBABILITY: Final = 0.5
-"""In multi-label classification, labels from this probability on are predicted."""
+"""Minimum probability of the predicted labels in multi-label classification."""
 
 
 def error(problem: HttpError) -> Answer:
     """Return `{"message": text}`; Cohere's clients derive the exception from the status."""
     return Answer(
-        json_of({"message": problem.message}), problem.status, headers=retry_headers(problem)
+        encode_json({"message": problem.message}), problem.status, headers=retry_headers(problem)
     )
 
 
@@ -209,22 +209,22 @@ def _embed(received: Received, version: str) -> MeshCall:
         model=named.model,
         items=items,
         representations=[pb.REPRESENTATION_DENSE],
-        role=role_of(named, input_type=request.input_type),
+        role=read_role(named, input_type=request.input_type),
         # Several types are derived from float32 here.
         data_type=stored.pop() if len(stored) == 1 else tensor_pb2.DATA_TYPE_UNSPECIFIED,
-        dimensions=count_of(request.output_dimension, "output_dimension") or named.dimensions,
-        truncation=truncation_of(request.truncate, "truncate"),
+        dimensions=read_count(request.output_dimension, "output_dimension") or named.dimensions,
+        truncation=read_truncation(request.truncate, "truncate"),
         instruction=request.instruction or "",
         adapter=request.adapter or named.adapter,
         pool=request.pool or "",
-        priority=priority_of(request.priority),
+        priority=read_priority(request.priority),
     )
     is_plain = version == "1" and not request.embedding_types
 
     def convert(reply: pb.EncodeResponse) -> Answer:
         rows = dense_rows(reply.dense)
-        head = b'{"id":' + json_of(received.request_id) + b',"embeddings":'
-        tail = b'],"meta":' + json_of(_meta(version, reply.usage)) + b"}"
+        head = b'{"id":' + encode_json(received.request_id) + b',"embeddings":'
+        tail = b'],"meta":' + encode_json(_meta(version, reply.usage)) + b"}"
         form = b"embeddings_floats" if is_plain else b"embeddings_by_type"
 
         def pieces() -> Iterator[bytes]:
@@ -239,9 +239,9 @@ def _embed(received: Received, version: str) -> MeshCall:
             yield b',"response_type":"' + form + b'","texts":['
             texts = request.texts or []
             for first in range(0, len(texts), _TEXTS_PER_PIECE):
-                yield (b"," if first else b"") + json_of(texts[first : first + _TEXTS_PER_PIECE])[
-                    1:-1
-                ]
+                yield (b"," if first else b"") + encode_json(
+                    texts[first : first + _TEXTS_PER_PIECE]
+                )[1:-1]
             yield tail
 
         return Answer(b"".join(pieces()) if rows.size <= PIECE_NUMBERS else pieces())
@@ -250,9 +250,9 @@ def _embed(received: Received, version: str) -> MeshCall:
     return MeshCall(ENCODE, message, convert, fields=renamed)
 
 
-def _kinds(said: list[str] | None) -> list[str]:
+def _kinds(requested: list[str] | None) -> list[str]:
     """Return the requested types without duplicates."""
-    for index, kind in enumerate(said or ()):
+    for index, kind in enumerate(requested or ()):
         field = f"embedding_types[{index}]"
         if kind == "uint8":
             raise invalid(
@@ -264,7 +264,7 @@ def _kinds(said: list[str] | None) -> list[str]:
             )
         if kind not in _STORED:
             raise invalid(f"{field} is {kind!r}; it must be one of {', '.join(_STORED)}", field)
-    return list(dict.fromkeys(said or ("float",)))
+    return list(dict.fromkeys(requested or ("float",)))
 
 
 def _convert_rows(rows: Rows, kind: str) -> Rows:
@@ -353,8 +353,8 @@ class _Classification:
         self.request = request
         self.request_id = received.request_id
         self.named = named
-        self.truncation = truncation_of(request.truncate, "truncate")
-        self.priority = priority_of(request.priority)
+        self.truncation = read_truncation(request.truncate, "truncate")
+        self.priority = read_priority(request.priority)
         self.labels = list(dict.fromkeys(example.label for example in request.examples or ()))
 
     def texts(self) -> list[pb.Item]:
@@ -456,7 +456,9 @@ class _Classification:
             )
         ]
         meta = _meta("1", pb.Usage(input_tokens=tokens))
-        return Answer(json_of({"id": self.request_id, "classifications": entries, "meta": meta}))
+        return Answer(
+            encode_json({"id": self.request_id, "classifications": entries, "meta": meta})
+        )
 
 
 def _entry(
@@ -490,7 +492,9 @@ def _unit(rows: Rows) -> Rows:
 def check_api_key(received: Received) -> MeshCall:
     """`POST /v1/check-api-key`: check whether a router accepts the credential."""
     return MeshCall(
-        LIST_MODELS, models_pb2.ListModelsRequest(), lambda reply: Answer(json_of({"valid": True}))
+        LIST_MODELS,
+        models_pb2.ListModelsRequest(),
+        lambda reply: Answer(encode_json({"valid": True})),
     )
 
 

@@ -32,13 +32,13 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
+    encode_json,
     invalid,
     item_fields,
-    json_of,
     single_field,
 )
 from services.edge.messages.limits import LABELS, MAX_LABELS, too_many
-from services.edge.messages.reading import count_of, read, text_item
+from services.edge.messages.reading import read, read_count, text_item
 
 Texts = str | list[str]
 
@@ -127,7 +127,7 @@ def text_classification(received: Received) -> MeshCall:
     """Serve the text-classification pipeline. Raises HttpError."""
     request = read(TextClassificationRequest, received)
     parameters = request.parameters or TextClassificationParameters()
-    most = count_of(parameters.top_k, "parameters.top_k") or None
+    most = read_count(parameters.top_k, "parameters.top_k") or None
     if parameters.function_to_apply not in (None, "sigmoid", "softmax"):
         raise invalid(
             "parameters.function_to_apply must be sigmoid or softmax, or be omitted",
@@ -257,10 +257,10 @@ def _by_task(
         return tei.rerank(received)
     if bytes(found.inputs)[:1] == b"{":
         return tei.similarity(received)
-    said = frozenset(found.parameters or ())
-    if "candidate_labels" in said:
+    given = frozenset(found.parameters or ())
+    if "candidate_labels" in given:
         return zero_shot(received)
-    if said & {"aggregation_strategy", "ignore_labels", "stride"}:
+    if given & {"aggregation_strategy", "ignore_labels", "stride"}:
         return token_classification(received)
     named = path_target(received, "embed")
 
@@ -330,7 +330,7 @@ def _scored(labels: Any) -> list[dict[str, Any]]:
 
 
 def _json_answer(content: object, reply: pb.ExtractResponse, message: pb.ExtractRequest) -> Answer:
-    return Answer(json_of(content), headers=timing_headers(reply.timings, reply.usage, message))
+    return Answer(encode_json(content), headers=timing_headers(reply.timings, reply.usage, message))
 
 
 _PIPELINES: Final[tuple[tuple[str, Callable[[Received], MeshCall], type, Any], ...]] = (

@@ -21,16 +21,16 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
+    encode_json,
     invalid,
     item_fields,
-    json_of,
 )
 from services.edge.messages.limits import ITEMS, LABELS
 from services.edge.messages.reading import (
     image_item,
     named_or_default,
-    priority_of,
     read,
+    read_priority,
     text_item,
 )
 
@@ -125,7 +125,7 @@ def _classify(received: Received) -> MeshCall:
         truncation=pb.TRUNCATION_END,
         adapter=request.adapter or named.adapter,
         pool=request.pool or "",
-        priority=priority_of(request.priority),
+        priority=read_priority(request.priority),
     )
     name = request.model or "predict"
 
@@ -133,7 +133,7 @@ def _classify(received: Received) -> MeshCall:
         tokens = reply.usage.input_tokens
         data = [_entry(index, result) for index, result in enumerate(reply.results)]
         usage = {"total_tokens": tokens, "prompt_tokens": tokens}
-        return Answer(json_of({"object": "list", "model": name, "data": data, "usage": usage}))
+        return Answer(encode_json({"object": "list", "model": name, "data": data, "usage": usage}))
 
     fields = {**item_fields("items", "input"), "classify.labels": "labels"}
     return MeshCall(EXTRACT, message, convert, fields=fields)

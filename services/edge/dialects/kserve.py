@@ -30,22 +30,22 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
+    encode_json,
     invalid,
     item_fields,
-    json_of,
     retry_headers,
 )
 from services.edge.messages.limits import PARTS, check_items
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
 from services.edge.messages.reading import (
-    count_of,
-    priority_of,
     read,
-    role_of,
+    read_count,
+    read_priority,
+    read_role,
+    read_truncation,
     target,
     text_item,
-    truncation_of,
 )
 
 NAME: Final = "shoal"
@@ -60,7 +60,7 @@ def error(problem: HttpError) -> Answer:
     message = problem.message
     if problem.field and problem.field not in message:
         message = f"{problem.field}: {message}"
-    return Answer(json_of({"error": message}), problem.status, headers=retry_headers(problem))
+    return Answer(encode_json({"error": message}), problem.status, headers=retry_headers(problem))
 
 
 KSERVE: Final = Dialect("kserve", error)
@@ -203,7 +203,9 @@ _TASK_OF: Final = {
 
 def server(received: Received) -> Answer:
     """`GET /v2`: describe the server."""
-    return Answer(json_of({"name": NAME, "version": VERSION, "extensions": ["binary_tensor_data"]}))
+    return Answer(
+        encode_json({"name": NAME, "version": VERSION, "extensions": ["binary_tensor_data"]})
+    )
 
 
 def described(received: Received) -> MeshCall:
@@ -213,7 +215,7 @@ def described(received: Received) -> MeshCall:
     def convert(reply: models_pb2.GetModelResponse) -> Answer:
         inputs, outputs = _signature(reply.model.card)
         content = {"name": name, "versions": [_LATEST], "platform": NAME}
-        return Answer(json_of({**content, "inputs": inputs, "outputs": outputs}))
+        return Answer(encode_json({**content, "inputs": inputs, "outputs": outputs}))
 
     return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
@@ -226,7 +228,7 @@ def ready(received: Received) -> MeshCall:
 
     def convert(reply: models_pb2.GetModelResponse) -> Answer:
         is_ready = reply.model.state != models_pb2.MODEL_STATE_FAILED
-        return Answer(json_of({"name": name, "ready": is_ready}), 200 if is_ready else 503)
+        return Answer(encode_json({"name": name, "ready": is_ready}), 200 if is_ready else 503)
 
     return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
@@ -317,11 +319,11 @@ class _InferCall:
                 text_item(text, f"documents[{index}]") for index, text in enumerate(documents)
             ],
             scale=_SCALES[options.scale],
-            truncation=truncation_of(options.truncation, "parameters.truncation"),
+            truncation=read_truncation(options.truncation, "parameters.truncation"),
             instruction=options.instruction or "",
             adapter=options.adapter or named.adapter,
             pool=options.pool or "",
-            priority=priority_of(options.priority),
+            priority=read_priority(options.priority),
         )
 
         def convert(reply: pb.ScoreResponse) -> Answer:
@@ -340,13 +342,13 @@ class _InferCall:
             model=named.model,
             items=[text_item(text, f"{field}[{index}]") for index, text in enumerate(texts)],
             representations=list(forms),
-            role=role_of(named, role=options.role),
-            dimensions=count_of(options.dimensions, "parameters.dimensions") or named.dimensions,
-            truncation=truncation_of(options.truncation, "parameters.truncation"),
+            role=read_role(named, role=options.role),
+            dimensions=read_count(options.dimensions, "parameters.dimensions") or named.dimensions,
+            truncation=read_truncation(options.truncation, "parameters.truncation"),
             instruction=options.instruction or "",
             adapter=options.adapter or named.adapter,
             pool=options.pool or "",
-            priority=priority_of(options.priority),
+            priority=read_priority(options.priority),
         )
         if options.normalize is not None:
             message.normalize = options.normalize
@@ -368,10 +370,10 @@ class _InferCall:
         message = pb.ExtractRequest(
             model=named.model,
             items=[text_item(text, f"{field}[{index}]") for index, text in enumerate(texts)],
-            truncation=truncation_of(options.truncation, "parameters.truncation"),
+            truncation=read_truncation(options.truncation, "parameters.truncation"),
             adapter=options.adapter or named.adapter,
             pool=options.pool or "",
-            priority=priority_of(options.priority),
+            priority=read_priority(options.priority),
         )
         if models_pb2.TASK_RELATIONS in tasks:
             kinds = self._tensors.get("entity_labels", [])
@@ -412,11 +414,11 @@ class _InferCall:
                     ),
                     f"outputs[{index}].name",
                 )
-            said = one.parameters.binary_data if one.parameters is not None else None
+            is_binary = one.parameters.binary_data if one.parameters is not None else None
             chosen.append(
                 _OutputTensor(
                     *known[one.name],
-                    is_binary=self._options.binary_data_output if said is None else said,
+                    is_binary=self._options.binary_data_output if is_binary is None else is_binary,
                 )
             )
         head: dict[str, Any] = {"model_name": self._name, "model_version": _LATEST}
@@ -450,10 +452,10 @@ class _OutputTensor:
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the tensor as JSON."""
-        yield json_of(self.head)[:-1] + b',"data":['
+        yield encode_json(self.head)[:-1] + b',"data":['
         flat = self.content if isinstance(self.content, list) else self.content.reshape(-1)
         for first in range(0, len(flat), PIECE_NUMBERS):
-            yield (b"," if first else b"") + json_of(flat[first : first + PIECE_NUMBERS])[1:-1]
+            yield (b"," if first else b"") + encode_json(flat[first : first + PIECE_NUMBERS])[1:-1]
         yield b"]}"
 
 
@@ -461,11 +463,13 @@ def _serialise(head: dict[str, Any], chosen: Sequence[_OutputTensor]) -> Answer:
     behind = {index: one.octets() for index, one in enumerate(chosen) if one.is_binary}
 
     def pieces() -> Iterator[bytes]:
-        yield json_of(head)[:-1] + b',"outputs":['
+        yield encode_json(head)[:-1] + b',"outputs":['
         for index, one in enumerate(chosen):
             yield b"," if index else b""
             if index in behind:
-                yield json_of({**one.head, "parameters": {"binary_data_size": len(behind[index])}})
+                yield encode_json(
+                    {**one.head, "parameters": {"binary_data_size": len(behind[index])}}
+                )
             else:
                 yield from one.pieces()
         yield b"]}"
@@ -534,7 +538,7 @@ def _extracted(kind: str, reply: pb.ExtractResponse) -> Iterator[Tensor]:
     ]
     for name, rows in (("entities", entities), ("relations", relations)):
         if name == kind or any(rows):
-            yield name, [json_of(row).decode() for row in rows], [len(rows)]
+            yield name, [encode_json(row).decode() for row in rows], [len(rows)]
 
 
 def _pad_labels(result: pb.Extraction, width: int) -> list[pb.LabelScore]:

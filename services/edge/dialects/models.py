@@ -22,7 +22,7 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
-    json_of,
+    encode_json,
     retry_headers,
 )
 from services.edge.messages.names import Names, Target
@@ -94,7 +94,7 @@ def error(problem: HttpError) -> Answer:
     reported = orjson.loads(cast(bytes, openai.error(problem).body))
     code = problem.reason if problem.status < 500 else "INFERENCE_ERROR"
     return Answer(
-        json_of(reported | {"detail": {"code": code, "message": problem.message}}),
+        encode_json(reported | {"detail": {"code": code, "message": problem.message}}),
         problem.status,
         headers=retry_headers(problem),
     )
@@ -123,7 +123,7 @@ def list_models(received: Received) -> MeshCall:
         entries = [_entry(model.model, model) for model in reply.models if can_answer(model)]
         entries += _aliased(received.names, {model.model: model for model in reply.models})
         key = "models" if received.client.startswith(_READERS_OF_MODELS) else "data"
-        return Answer(json_of({"object": "list", key: entries}))
+        return Answer(encode_json({"object": "list", key: entries}))
 
     return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), convert)
 
@@ -133,7 +133,7 @@ def get_model(received: Received) -> MeshCall:
     named = target(received, received.model)
 
     def convert(reply: models_pb2.GetModelResponse) -> Answer:
-        return Answer(json_of(_entry(received.model, reply.model, named)))
+        return Answer(encode_json(_entry(received.model, reply.model, named)))
 
     return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 

@@ -26,15 +26,22 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
+    encode_json,
     item_fields,
-    json_of,
     retry_headers,
     single_field,
 )
 from services.edge.messages.limits import ITEMS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import dense_rows, join_rows, rows_per_piece
-from services.edge.messages.reading import count_of, read, role_of, target, text_item, truncation_of
+from services.edge.messages.reading import (
+    read,
+    read_count,
+    read_role,
+    read_truncation,
+    target,
+    text_item,
+)
 
 VERSION: Final = "0.12.0"
 """The version of Ollama that has this API."""
@@ -51,7 +58,7 @@ _RESIDENT: Final = models_pb2.MODEL_STATE_RESIDENT
 def error(problem: HttpError) -> Answer:
     """Return `{"error": text}`."""
     return Answer(
-        json_of({"error": error_text(problem)}), problem.status, headers=retry_headers(problem)
+        encode_json({"error": error_text(problem)}), problem.status, headers=retry_headers(problem)
     )
 
 
@@ -59,8 +66,10 @@ def error_text(problem: HttpError) -> str:
     """Return the message, preceded by the field of an invalid request, since the body has no other
     place for it.
     """
-    is_told = problem.status != 400 or not problem.field or problem.field in problem.message
-    return problem.message if is_told else f"{problem.field}: {problem.message}"
+    has_whole_message = (
+        problem.status != 400 or not problem.field or problem.field in problem.message
+    )
+    return problem.message if has_whole_message else f"{problem.field}: {problem.message}"
 
 
 OLLAMA: Final = Dialect("ollama", error)
@@ -202,9 +211,9 @@ def embed(received: Received) -> MeshCall:
             for index, text in enumerate(texts)
         ],
         representations=[pb.REPRESENTATION_DENSE],
-        role=role_of(named),
-        dimensions=count_of(request.dimensions, "dimensions") or named.dimensions,
-        truncation=truncation_of(request.truncate, "truncate"),
+        role=read_role(named),
+        dimensions=read_count(request.dimensions, "dimensions") or named.dimensions,
+        truncation=read_truncation(request.truncate, "truncate"),
         normalize=True,
         adapter=named.adapter,
     )
@@ -217,14 +226,14 @@ def embed(received: Received) -> MeshCall:
             "load_duration": round(timings.queue_seconds * 1e9),
             "prompt_eval_count": reply.usage.input_tokens,
         }
-        head = b'{"model":' + json_of(request.model) + b',"embeddings":['
-        tail = b"]," + json_of(rest)[1:]
+        head = b'{"model":' + encode_json(request.model) + b',"embeddings":['
+        tail = b"]," + encode_json(rest)[1:]
         return Answer(
             join_rows(
                 len(rows),
                 rows_per_piece(rows.shape[1]),
                 head,
-                lambda first, last: json_of(rows[first:last])[1:-1],
+                lambda first, last: encode_json(rows[first:last])[1:-1],
                 tail,
             )
         )
@@ -243,14 +252,14 @@ def embeddings(received: Received) -> MeshCall:
         model=named.model,
         items=[text_item(request.prompt, "prompt")],
         representations=[pb.REPRESENTATION_DENSE],
-        role=role_of(named),
+        role=read_role(named),
         dimensions=named.dimensions,
         truncation=pb.TRUNCATION_END,
         adapter=named.adapter,
     )
 
     def convert(reply: pb.EncodeResponse) -> Answer:
-        return Answer(json_of({"embedding": dense_rows(reply.dense)[0]}))
+        return Answer(encode_json({"embedding": dense_rows(reply.dense)[0]}))
 
     return MeshCall(ENCODE, message, convert, fields=single_field("items", "prompt"))
 
@@ -265,7 +274,7 @@ def tags(received: Received) -> MeshCall:
             for name, alias in received.names.aliases.items()
         }
         return Answer(
-            json_of(
+            encode_json(
                 {
                     "models": [
                         _entry(name, model)
@@ -293,7 +302,7 @@ def resident(received: Received) -> MeshCall:
             for model in reply.models
             if model.state == _RESIDENT
         ]
-        return Answer(json_of({"models": entries}))
+        return Answer(encode_json({"models": entries}))
 
     return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), convert)
 
@@ -321,7 +330,7 @@ def show(received: Received) -> MeshCall:
             "model_info": info,
             "capabilities": _capabilities(card),
         }
-        return Answer(json_of(content))
+        return Answer(encode_json(content))
 
     return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
@@ -351,7 +360,7 @@ def pull(received: Received) -> MeshCall:
                 reply.model.last_error or f"no worker can load {named.model}",
                 field="model",
             )
-        done = json_of({"status": "success"})
+        done = encode_json({"status": "success"})
         return Answer(done + b"\n", media_type=NDJSON) if is_streamed else Answer(done)
 
     return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
@@ -359,7 +368,7 @@ def pull(received: Received) -> MeshCall:
 
 def version(received: Received) -> Answer:
     """`GET /api/version`."""
-    return Answer(json_of({"version": VERSION}))
+    return Answer(encode_json({"version": VERSION}))
 
 
 def running(received: Received) -> Answer:
@@ -379,7 +388,7 @@ def answer_if_known(named: Target, content: dict[str, Any]) -> MeshCall:
     return MeshCall(
         GET_MODEL,
         models_pb2.GetModelRequest(model=named.model),
-        lambda reply: Answer(json_of(content)),
+        lambda reply: Answer(encode_json(content)),
     )
 
 

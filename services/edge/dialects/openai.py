@@ -27,9 +27,9 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
+    encode_json,
     invalid,
     item_fields,
-    json_of,
     retry_headers,
     single_field,
 )
@@ -37,8 +37,8 @@ from services.edge.messages.limits import check_items
 from services.edge.messages.numbers import (
     PIECE_NUMBERS,
     Rows,
-    base64_of,
     dense_rows,
+    encode_base64,
     join_rows,
     listed,
     quantised,
@@ -47,15 +47,15 @@ from services.edge.messages.numbers import (
     token_vectors,
 )
 from services.edge.messages.reading import (
-    count_of,
     image_item,
     is_role_word,
-    priority_of,
     read,
-    role_of,
+    read_count,
+    read_priority,
+    read_role,
+    read_truncation,
     target,
     text_item,
-    truncation_of,
 )
 from services.edge.messages.vocabulary import Vocabulary
 
@@ -94,13 +94,13 @@ def error(problem: HttpError) -> Answer:
     kind = _TYPES.get(problem.status) or (
         "server_error" if problem.status >= 500 else "invalid_request_error"
     )
-    said = {
+    details = {
         "message": problem.message,
         "type": kind,
         "param": problem.field or None,
         "code": _CODES.get(problem.reason),
     }
-    body = json_of({"error": said, "message": problem.message, "detail": problem.message})
+    body = encode_json({"error": details, "message": problem.message, "detail": problem.message})
     return Answer(body, problem.status, headers=retry_headers(problem))
 
 
@@ -247,7 +247,7 @@ def make_call(request: EmbeddingsRequest, received: Received) -> MeshCall:
     message = pb.EncodeRequest(
         model=named.model,
         items=items,
-        role=role_of(
+        role=read_role(
             named,
             role=request.role,
             input_type=request.input_type,
@@ -255,12 +255,12 @@ def make_call(request: EmbeddingsRequest, received: Received) -> MeshCall:
             prompt_name=request.prompt_name,
         ),
         data_type=stored.pop(),
-        dimensions=count_of(dimensions, dimensions_field) or named.dimensions,
-        truncation=truncation_of(*_truncation(request)),
+        dimensions=read_count(dimensions, dimensions_field) or named.dimensions,
+        truncation=read_truncation(*_truncation(request)),
         instruction=request.instruction or "",
         adapter=request.adapter or task.adapter or named.adapter,
         pool=request.pool or "",
-        priority=priority_of(request.priority),
+        priority=read_priority(request.priority),
     )
     normalize = request.normalize if request.normalize is not None else request.normalized
     if normalize is not None:
@@ -388,9 +388,9 @@ def _truncation(request: EmbeddingsRequest) -> tuple[bool | str | None, str]:
 def _types(request: EmbeddingsRequest) -> list[tuple[str, str]]:
     """Return the requested types, each with the field that names it; never empty."""
     for field in ("embedding_type", "encoding_type", "output_dtype"):
-        said = getattr(request, field)
-        if said:
-            return [(one, field) for one in ([said] if isinstance(said, str) else said)]
+        types = getattr(request, field)
+        if types:
+            return [(one, field) for one in ([types] if isinstance(types, str) else types)]
     if request.encoding_format not in (None, "float", "base64"):
         raise invalid(
             f"encoding_format is {request.encoding_format!r}; it must be float or base64",
@@ -469,9 +469,9 @@ def _row_writer(kinds: Sequence[str], *, is_base64: bool) -> Write:
 
 def _row_encoder(kind: str, *, is_base64: bool) -> Callable[[Rows], Any]:
     if kind == "base64" or (is_base64 and kind != "binary"):
-        return base64_of
+        return encode_base64
     if kind == "binary":
-        return (lambda row: base64_of(signed(row))) if is_base64 else signed
+        return (lambda row: encode_base64(signed(row))) if is_base64 else signed
     return lambda row: row
 
 
@@ -491,10 +491,10 @@ def _make_converter(model: str, write: Write) -> Callable[[pb.EncodeResponse], A
                 {"object": "embedding", "index": index, **write(rows, index)}
                 for index in range(first, last)
             ]
-            return json_of(parts)[1:-1]
+            return encode_json(parts)[1:-1]
 
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        tail = b'],"model":' + json_of(model) + b',"usage":' + json_of(usage) + b"}"
+        tail = b'],"model":' + encode_json(model) + b',"usage":' + encode_json(usage) + b"}"
         return Answer(
             join_rows(
                 len(rows), rows_per_piece(rows.shape[1]), b'{"object":"list","data":[', piece, tail
@@ -517,7 +517,7 @@ def _token_vectors(
     is_base64 = request.encoding_format == "base64" or kind == "base64"
     message.representations.append(pb.REPRESENTATION_MULTI_VECTOR)
     message.data_type = tensor_pb2.DATA_TYPE_UNSPECIFIED
-    message.dimensions = count_of(
+    message.dimensions = read_count(
         request.dimensions, "dimensions"
     )  # an alias's dimensions apply to dense vectors
 
@@ -535,7 +535,13 @@ def _token_vectors(
                 yield from listed(rows, is_base64=is_base64)
                 yield b"}"
             usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-            yield b'],"model":' + json_of(request.model) + b',"usage":' + json_of(usage) + b"}"
+            yield (
+                b'],"model":'
+                + encode_json(request.model)
+                + b',"usage":'
+                + encode_json(usage)
+                + b"}"
+            )
 
         is_small = sum(rows.size for rows in items) <= PIECE_NUMBERS
         return Answer(b"".join(pieces()) if is_small else pieces())

@@ -32,18 +32,18 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
+    encode_json,
     invalid,
     item_fields,
-    json_of,
 )
 from services.edge.messages.limits import ITEMS, PARTS
 from services.edge.messages.numbers import decoded
 from services.edge.messages.reading import (
     named_or_default,
-    priority_of,
     read,
+    read_priority,
+    read_truncation,
     text_item,
-    truncation_of,
 )
 
 DEFAULT_NAME: Final = "rerank"
@@ -150,10 +150,10 @@ def make_call(request: RerankRequest, received: Received) -> MeshCall:
         instruction=request.instruction or "",
         scale=pb.SCORE_SCALE_LOGIT if request.raw_scores is True else pb.SCORE_SCALE_PROBABILITY,
         top_n=_top(request),
-        truncation=truncation_of(cut, "truncation" if request.is_voyage else "truncate"),
+        truncation=read_truncation(cut, "truncation" if request.is_voyage else "truncate"),
         adapter=request.adapter or named.adapter,
         pool=request.pool or "",
-        priority=priority_of(request.priority),
+        priority=read_priority(request.priority),
         window_overlap=request.window_overlap,
     )
     write = _voyage if request.is_voyage else _infinity if request.is_infinity else _cohere
@@ -163,7 +163,7 @@ def make_call(request: RerankRequest, received: Received) -> MeshCall:
         results = _results(
             reply, texts if request.return_documents else None, squash=squash, plain=is_plain
         )
-        return Answer(json_of(write(name, results, reply.usage.input_tokens, received)))
+        return Answer(encode_json(write(name, results, reply.usage.input_tokens, received)))
 
     fields = item_fields("documents", "documents")
     if request.raw_scores is True:

@@ -31,18 +31,18 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
+    encode_json,
     invalid,
-    json_of,
     retry_headers,
 )
 from services.edge.messages.limits import ITEMS, LABELS, PARTS, SPANS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
 from services.edge.messages.reading import (
-    count_of,
     plain_text_item,
-    priority_of,
     read,
+    read_count,
+    read_priority,
     target,
     text_item,
 )
@@ -82,7 +82,9 @@ def error(problem: HttpError) -> Answer:
         (b"x-sie-error-code", code.encode()),
         (b"x-sie-server-version", VERSION),
     )
-    return Answer(json_of({"detail": {"code": code, "message": message}}), status, headers=headers)
+    return Answer(
+        encode_json({"detail": {"code": code, "message": message}}), status, headers=headers
+    )
 
 
 SIE: Final = Dialect("sie", error)
@@ -338,11 +340,11 @@ def encode(received: Received) -> MeshCall:
         if options.dimensions and options.dimensions > 0
         else named.dimensions,
         instruction=params.instruction or "",
-        pooling_factor=count_of(options.pooling_factor, "params.options.pooling_factor"),
+        pooling_factor=read_count(options.pooling_factor, "params.options.pooling_factor"),
         truncation=_overflow(options),
         adapter=options.lora_id or named.adapter,
         pool=request.pool or "",
-        priority=priority_of(request.priority),
+        priority=read_priority(request.priority),
     )
     if options.is_query is None and named.role == "query":
         message.role = pb.ROLE_QUERY
@@ -394,14 +396,14 @@ def score(received: Received) -> MeshCall:
         window_overlap=options.window_overlap,
         adapter=options.lora_id or named.adapter,
         pool=request.pool or "",
-        priority=priority_of(request.priority),
+        priority=read_priority(request.priority),
     )
 
     def convert(reply: pb.ScoreResponse) -> Answer:
         found = decoded(codec.score_result, reply)
         scores = [
             {
-                "item_id": _id_of(request.items, int(index)),
+                "item_id": _item_id(request.items, int(index)),
                 "score": float(found.scores[index]),
                 "rank": rank,
             }
@@ -454,7 +456,7 @@ def _extract(
         window_overlap=options.window_overlap,
         adapter=options.lora_id or named.adapter,
         pool=request.pool or "",
-        priority=priority_of(request.priority),
+        priority=read_priority(request.priority),
     )
     _set_task(message, params, options, tasks)
 
@@ -683,7 +685,7 @@ def _check_format(data: bytes, name: str, field: str) -> None:
         raise invalid(f"{field} is {name!r}, but data has another format", field)
 
 
-def _id_of(items: list[ItemIn], index: int) -> str:
+def _item_id(items: list[ItemIn], index: int) -> str:
     given = items[index].id
     return f"item-{index}" if given is None else str(given)
 
@@ -783,10 +785,10 @@ def _stream_items(
         return _whole(received, {**head, "items": list(items)}, reply)
 
     def pieces() -> Iterator[bytes]:
-        yield json_of(head)[:-1] + b',"items":['
+        yield encode_json(head)[:-1] + b',"items":['
         for index, item in enumerate(items):
-            yield (b"," if index else b"") + json_of(_to_json_types(item))
-        yield b"]," + json_of(_tail(reply))[1:]
+            yield (b"," if index else b"") + encode_json(_to_json_types(item))
+        yield b"]," + encode_json(_tail(reply))[1:]
 
     return Answer(pieces(), headers=_headers(received, reply))
 
@@ -798,7 +800,7 @@ def _whole(received: Received, content: dict[str, Any], reply: Any) -> Answer:
         return Answer(
             msgspec.msgpack.encode(_pack_arrays(content)), media_type=MSGPACK, headers=headers
         )
-    return Answer(json_of(_to_json_types(content)), headers=headers)
+    return Answer(encode_json(_to_json_types(content)), headers=headers)
 
 
 def _tail(reply: Any) -> dict[str, Any]:

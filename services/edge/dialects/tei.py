@@ -27,9 +27,9 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
+    encode_json,
     invalid,
     item_fields,
-    json_of,
     retry_headers,
     single_field,
 )
@@ -37,12 +37,12 @@ from services.edge.messages.limits import ITEMS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import decoded, dense_rows, join_rows, rows_per_piece
 from services.edge.messages.reading import (
-    count_of,
     named_or_default,
     read,
-    role_of,
+    read_count,
+    read_role,
+    read_truncation,
     text_item,
-    truncation_of,
 )
 
 VERSION: Final = "1.9.3"
@@ -73,7 +73,7 @@ def error(problem: HttpError) -> Answer:
     status = _STATUS.get(problem.reason, problem.status)
     if status == 422 and "is empty" in problem.message:
         status = 400
-    body = json_of({"error": problem.message, "error_type": _TYPES.get(status, "Backend")})
+    body = encode_json({"error": problem.message, "error_type": _TYPES.get(status, "Backend")})
     return Answer(body, status, headers=retry_headers(problem))
 
 
@@ -212,7 +212,7 @@ def embed(received: Received) -> MeshCall:
             len(rows),
             rows_per_piece(rows.shape[1]),
             b"[",
-            lambda first, last: json_of(rows[first:last])[1:-1],
+            lambda first, last: encode_json(rows[first:last])[1:-1],
             b"]",
         )
         return Answer(body, headers=timing_headers(reply.timings, reply.usage, message))
@@ -234,7 +234,9 @@ def embed_sparse(received: Received) -> MeshCall:
             ]
             for columns, weights in matrix
         ]
-        return Answer(json_of(rows), headers=timing_headers(reply.timings, reply.usage, message))
+        return Answer(
+            encode_json(rows), headers=timing_headers(reply.timings, reply.usage, message)
+        )
 
     return MeshCall(ENCODE, message, convert, fields=fields, dialect=TEI)
 
@@ -252,7 +254,7 @@ def embed_all(received: Received) -> MeshCall:
         def pieces() -> Iterator[bytes]:
             yield b"["
             for index in range(len(ragged)):
-                yield (b"," if index else b"") + json_of(
+                yield (b"," if index else b"") + encode_json(
                     np.ascontiguousarray(ragged[index], np.float32)
                 )
             yield b"]"
@@ -283,7 +285,9 @@ def rerank(received: Received) -> MeshCall:
         if request.return_text:
             for rank in ranks:
                 rank["text"] = request.texts[rank["index"]]
-        return Answer(json_of(ranks), headers=timing_headers(reply.timings, reply.usage, message))
+        return Answer(
+            encode_json(ranks), headers=timing_headers(reply.timings, reply.usage, message)
+        )
 
     fields = item_fields("documents", "texts")
     return MeshCall(SCORE, message, convert, fields=fields, dialect=TEI)
@@ -328,7 +332,9 @@ def predict(received: Received) -> MeshCall:
         # huggingface_hub's client, the only one that sends parameters, takes the first element of a
         # list of lists.
         content: object = found if is_batch or request.parameters is not None else found[0]
-        return Answer(json_of(content), headers=timing_headers(reply.timings, reply.usage, message))
+        return Answer(
+            encode_json(content), headers=timing_headers(reply.timings, reply.usage, message)
+        )
 
     fields = item_fields("items", "inputs") if is_batch else single_field("items", "inputs")
     return MeshCall(EXTRACT, message, convert, fields=fields, dialect=TEI)
@@ -344,7 +350,7 @@ def similarity(received: Received) -> MeshCall:
         model=named.model,
         items=[text_item(text, "inputs") for text in texts],
         representations=[pb.REPRESENTATION_DENSE],
-        role=role_of(named, prompt_name=parameters.prompt_name),
+        role=read_role(named, prompt_name=parameters.prompt_name),
         truncation=parse_truncation(parameters.truncate, parameters.truncation_direction),
         normalize=True,
         adapter=named.adapter,
@@ -355,7 +361,9 @@ def similarity(received: Received) -> MeshCall:
     def convert(reply: pb.EncodeResponse) -> Answer:
         rows = dense_rows(reply.dense)
         cosines = np.ascontiguousarray(rows[1:] @ rows[0], np.float32)
-        return Answer(json_of(cosines), headers=timing_headers(reply.timings, reply.usage, message))
+        return Answer(
+            encode_json(cosines), headers=timing_headers(reply.timings, reply.usage, message)
+        )
 
     fields = dict.fromkeys(
         ("items[].text", "items[]"),
@@ -393,7 +401,7 @@ def info(received: Received) -> MeshCall:
             "sha": None,
             "docker_label": None,
         }
-        return Answer(json_of(content))
+        return Answer(encode_json(content))
 
     return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert, dialect=TEI)
 
@@ -439,8 +447,8 @@ def _encode(
         model=named.model,
         items=items,
         representations=[form],
-        role=role_of(named, prompt_name=request.prompt_name),
-        dimensions=count_of(request.dimensions, "dimensions") or named.dimensions,
+        role=read_role(named, prompt_name=request.prompt_name),
+        dimensions=read_count(request.dimensions, "dimensions") or named.dimensions,
         truncation=parse_truncation(request.truncate, request.truncation_direction),
         adapter=named.adapter,
     )
@@ -455,7 +463,7 @@ def parse_truncation(truncate: bool | None, side: str | None) -> pb.Truncation:
         raise invalid(
             f"truncation_direction is {side!r}; it must be Left or Right", "truncation_direction"
         )
-    return truncation_of(truncate, "truncate", side=side)
+    return read_truncation(truncate, "truncate", side=side)
 
 
 def _parse_inputs(inputs: str | list[str | list[str]]) -> tuple[list[list[str]], bool, bool]:
@@ -500,7 +508,7 @@ def _pairs(
         scores = decoded(codec.score_result, reply).scores
         found = [[{"score": score, "label": "LABEL_0"}] for score in scores]
         return Answer(
-            json_of(found if is_batch else found[0]),
+            encode_json(found if is_batch else found[0]),
             headers=timing_headers(reply.timings, reply.usage, message),
         )
 

@@ -32,7 +32,7 @@ from services.edge.messages.base import (
 )
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import decoded, dense_rows
-from services.edge.messages.reading import named_or_default, role_of, text_item
+from services.edge.messages.reading import named_or_default, read_role, text_item
 from services.edge.teiv1 import tei_pb2
 
 GRPC: Final = b"application/grpc"
@@ -61,8 +61,8 @@ CODES: Final = {
 }
 """The gRPC status of a reason; INTERNAL for those that are not here."""
 TOKENIZED_BYTES: Final = 256 << 10
-"""Of texts that are tokenized together: a token of one byte takes 20 bytes of a router's answer,
-which has at most 16 MiB.
+"""Maximum size of texts that are tokenised together: a token of one byte takes 20 bytes of a
+router's answer, which has at most 16 MiB.
 """
 Ask = Callable[[Sequence[Any], Received], MeshCall]
 """Returns the call for messages that agree. The pieces of its Answer's body are their serialised
@@ -328,7 +328,7 @@ def _encode(
         model=named.model,
         items=[text_item(request.inputs, "inputs") for request in requests],
         representations=[form],
-        role=role_of(
+        role=read_role(
             named, prompt_name=first.prompt_name if first.HasField("prompt_name") else None
         ),
         dimensions=named.dimensions,

@@ -25,11 +25,11 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
+    encode_json,
     invalid,
-    json_of,
 )
 from services.edge.messages.limits import IDS, ITEMS, check_items
-from services.edge.messages.pieces import body_of, list_of
+from services.edge.messages.pieces import build_body, encode_list
 from services.edge.messages.reading import named_or_default, read
 
 _ID_MOST: Final = (1 << 32) - 1
@@ -151,7 +151,8 @@ def decode(received: Received) -> MeshCall:
 
     def convert(reply: pb.DetokenizeResponse) -> Answer:
         return Answer(
-            json_of(list(reply.texts)), headers=timing_headers(reply.timings, reply.usage, message)
+            encode_json(list(reply.texts)),
+            headers=timing_headers(reply.timings, reply.usage, message),
         )
 
     return MeshCall(
@@ -168,7 +169,7 @@ def detokenize(received: Received) -> MeshCall:
     return MeshCall(
         DETOKENIZE,
         message,
-        lambda reply: Answer(json_of({"prompt": reply.texts[0]})),
+        lambda reply: Answer(encode_json({"prompt": reply.texts[0]})),
         fields=fields,
     )
 
@@ -182,16 +183,16 @@ def cohere_tokenize(received: Received) -> MeshCall:
     def parts(reply: pb.TokenizeResponse) -> Iterator[bytes]:
         found = reply.results[0]
         yield b'{"tokens":'
-        yield from list_of(found.ids)
+        yield from encode_list(found.ids)
         yield b',"token_strings":'
-        yield from list_of(
+        yield from encode_list(
             request.text[start:end] for start, end in zip(found.starts, found.ends, strict=True)
         )
-        yield b',"meta":' + json_of(_META) + b"}"
+        yield b',"meta":' + encode_json(_META) + b"}"
 
     def convert(reply: pb.TokenizeResponse) -> Answer:
         check_results([request.text], reply)
-        return Answer(body_of(parts(reply), len(reply.results[0].ids)), in_thread=True)
+        return Answer(build_body(parts(reply), len(reply.results[0].ids)), in_thread=True)
 
     return MeshCall(
         TOKENIZE, message, convert, fields=_text_fields("text", is_batch=False), in_thread=True
@@ -205,7 +206,7 @@ def cohere_detokenize(received: Received) -> MeshCall:
     message = pb.DetokenizeRequest(model=named.model, sequences=[_ids(request.tokens, "tokens")])
 
     def convert(reply: pb.DetokenizeResponse) -> Answer:
-        return Answer(json_of({"text": reply.texts[0], "meta": _META}))
+        return Answer(encode_json({"text": reply.texts[0], "meta": _META}))
 
     return MeshCall(DETOKENIZE, message, convert, fields=_sequence_fields("tokens", is_batch=False))
 
@@ -275,13 +276,13 @@ def _tei_tokenize(received: Received) -> MeshCall:
         begin = b"["
         for text, found in zip(texts, reply.results, strict=True):
             yield begin
-            yield from list_of(tei_tokens(text, found))
+            yield from encode_list(tei_tokens(text, found))
             begin = b","
         yield b"]"
 
     def convert(reply: pb.TokenizeResponse) -> Answer:
         check_results(texts, reply)
-        body = body_of(parts(reply), sum(len(one.ids) for one in reply.results))
+        body = build_body(parts(reply), sum(len(one.ids) for one in reply.results))
         return Answer(
             body, headers=timing_headers(reply.timings, reply.usage, message), in_thread=True
         )
@@ -313,16 +314,17 @@ def _vllm_tokenize(received: Received) -> MeshCall:
     def parts(reply: pb.TokenizeResponse) -> Iterator[bytes]:
         found = reply.results[0]
         yield (
-            json_of({"count": found.count, "max_model_len": reply.max_tokens})[:-1] + b',"tokens":'
+            encode_json({"count": found.count, "max_model_len": reply.max_tokens})[:-1]
+            + b',"tokens":'
         )
-        yield from list_of(found.ids)
+        yield from encode_list(found.ids)
         yield b',"token_strs":'
-        yield from list_of(found.tokens) if request.return_token_strs else (b"null",)
+        yield from encode_list(found.tokens) if request.return_token_strs else (b"null",)
         yield b"}"
 
     def convert(reply: pb.TokenizeResponse) -> Answer:
         check_results(message.texts, reply)
-        return Answer(body_of(parts(reply), len(reply.results[0].ids)), in_thread=True)
+        return Answer(build_body(parts(reply), len(reply.results[0].ids)), in_thread=True)
 
     fields = _text_fields("prompt", is_batch=False)
     return MeshCall(

@@ -26,29 +26,29 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
+    encode_json,
     invalid,
     item_fields,
-    json_of,
     single_field,
 )
 from services.edge.messages.limits import ITEMS, LABELS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import (
     Rows,
-    base64_of,
     decoded,
     dense_rows,
+    encode_base64,
     join_rows,
     rows_per_piece,
 )
 from services.edge.messages.reading import (
-    count_of,
     named_or_default,
-    priority_of,
     read,
-    role_of,
+    read_count,
+    read_priority,
+    read_role,
+    read_truncation,
     text_item,
-    truncation_of,
 )
 
 VLLM: Final = Dialect("vllm", openai.error)
@@ -218,11 +218,11 @@ def score(received: Received) -> MeshCall:
             query=text_item(query, left),
             documents=[text_item(second[place], f"{right}[{place}]") for place in places],
             scale=pb.SCORE_SCALE_LOGIT if is_logit else pb.SCORE_SCALE_UNSPECIFIED,
-            truncation=truncation_of(None, "truncate"),
+            truncation=read_truncation(None, "truncate"),
             instruction=request.instruction or "",
             adapter=request.adapter or named.adapter,
             pool=request.pool or "",
-            priority=priority_of(request.priority),
+            priority=read_priority(request.priority),
         )
 
         def convert(reply: pb.ScoreResponse) -> Answer | MeshCall:
@@ -234,7 +234,9 @@ def score(received: Received) -> MeshCall:
                 {"index": index, "object": "score", "score": one}
                 for index, one in enumerate(scores)
             ]
-            return Answer(json_of(_envelope(received, "score", request.model, named, data, used)))
+            return Answer(
+                encode_json(_envelope(received, "score", request.model, named, data, used))
+            )
 
         # With several queries the router's indices refer to a part of the caller's list.
         fields = (
@@ -266,7 +268,7 @@ def classify(received: Received) -> MeshCall:
             body = _envelope(
                 received, "classify", request.model, named, rows, reply.usage.input_tokens
             )
-            return Answer(json_of(body | {"object": "classify"}))
+            return Answer(encode_json(body | {"object": "classify"}))
         if request.labels:
             return convert_labels(request.labels, reply)
         known = models_pb2.GetModelRequest(model=reply.alias.model or named.model)
@@ -281,7 +283,7 @@ def classify(received: Received) -> MeshCall:
             best = result.labels[0].label if result.labels else None
             data.append({"index": index, "label": best, "probs": probs, "num_classes": len(probs)})
         return Answer(
-            json_of(
+            encode_json(
                 _envelope(
                     received, "classify", request.model, named, data, reply.usage.input_tokens
                 )
@@ -347,13 +349,13 @@ class _Pooling:
             model=named.model,
             items=self._items,
             representations=[_FORMS[request.task]] if request.task is not None else [],
-            role=role_of(named, role=request.role),
-            dimensions=count_of(request.dimensions, "dimensions") or named.dimensions,
-            truncation=truncation_of(None, "truncate"),
+            role=read_role(named, role=request.role),
+            dimensions=read_count(request.dimensions, "dimensions") or named.dimensions,
+            truncation=read_truncation(None, "truncate"),
             instruction=request.instruction or "",
             adapter=request.adapter or named.adapter,
             pool=request.pool or "",
-            priority=priority_of(request.priority),
+            priority=read_priority(request.priority),
         )
         normalize = request.normalize if request.normalize is not None else request.use_activation
         if normalize is not None:
@@ -409,13 +411,13 @@ class _Pooling:
             return {
                 "index": index,
                 "object": "pooling",
-                "data": base64_of(row) if is_base64 else row,
+                "data": encode_base64(row) if is_base64 else row,
             }
 
         def piece(first: int, last: int) -> bytes:
-            return json_of([one(index) for index in range(first, last)])[1:-1]
+            return encode_json([one(index) for index in range(first, last)])[1:-1]
 
-        body = json_of(
+        body = encode_json(
             _envelope(self._received, "pool", self._request.model, self._named, [], tokens)
         )
         head, _, tail = body.partition(b'"data":[]')
@@ -456,10 +458,10 @@ def _classification(
         classify=pb.ClassifyTask(
             labels=(request.labels or []) if isinstance(request, LabelsIn) else []
         ),
-        truncation=truncation_of(None, "truncate"),
+        truncation=read_truncation(None, "truncate"),
         adapter=request.adapter or named.adapter,
         pool=request.pool or "",
-        priority=priority_of(request.priority),
+        priority=read_priority(request.priority),
     )
 
 

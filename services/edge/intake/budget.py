@@ -24,7 +24,7 @@ UNIDENTIFIED_BYTES: Final = 24 << 20
 UNIDENTIFIED_DIVISOR: Final = 8
 """Unidentified callers may hold at most an eighth of a small budget."""
 IDENTIFY_DIVISOR: Final = 3
-"""Above a third of that allowance, even small requests are identified first."""
+"""Divisor of that allowance: above this share of it, even small requests are identified first."""
 UNIDENTIFIED_REQUEST_BYTES: Final = 256 << 10
 """The maximum that one request may hold before its caller is identified, including decoded objects.
 """
@@ -70,7 +70,7 @@ class Budget:
         """Return the reservation of a new request, which the caller must release. An empty address
         is unknown.
         """
-        return Reservation(self, network_of(address))
+        return Reservation(self, network_key(address))
 
     def held_by_tenants(self) -> dict[str, int]:
         """Return the bytes that each tenant with requests in flight holds."""
@@ -83,13 +83,13 @@ class Reservation:
     A request takes memory five times, so its holders are looked up once and counted in place.
     """
 
-    __slots__ = ("_budget", "_network", "_of_address", "_of_tenant", "bytes", "tenant")
+    __slots__ = ("_address_holder", "_budget", "_network", "_tenant_holder", "bytes", "tenant")
 
     def __init__(self, budget: Budget, network: str) -> None:
         self._budget = budget
         self._network = network
-        self._of_address = _acquire_holder(budget._addresses, network)
-        self._of_tenant: _Holder | None = None
+        self._address_holder = _acquire_holder(budget._addresses, network)
+        self._tenant_holder: _Holder | None = None
         self.tenant: str | None = None
         self.bytes = 0
 
@@ -97,7 +97,7 @@ class Reservation:
         """Hold `size` more bytes. Raises HttpError QUEUE_FULL above the caller's limit. If no other
         request holds memory, an identified caller has no limit.
         """
-        if size and (self._of_tenant is None or self._budget.held_bytes > self.bytes):
+        if size and (self._tenant_holder is None or self._budget.held_bytes > self.bytes):
             self._check(size)
         self._add(size)
 
@@ -105,7 +105,7 @@ class Reservation:
         """Return whether the caller must be identified before the request holds `size` more
         bytes.
         """
-        if self._of_tenant is not None:
+        if self._tenant_holder is not None:
             return False
         budget = self._budget
         return (
@@ -119,7 +119,7 @@ class Reservation:
         """
         size = self.bytes
         self._add(-size)
-        self.tenant, self._of_tenant = tenant, _acquire_holder(self._budget._tenants, tenant)
+        self.tenant, self._tenant_holder = tenant, _acquire_holder(self._budget._tenants, tenant)
         self.take(size)
 
     def give(self, size: int) -> None:
@@ -129,12 +129,12 @@ class Reservation:
     def release(self) -> None:
         """Release everything when the request ends."""
         self._add(-self.bytes)
-        _release_holder(self._budget._addresses, self._network, self._of_address)
-        if self.tenant is not None and self._of_tenant is not None:
-            _release_holder(self._budget._tenants, self.tenant, self._of_tenant)
+        _release_holder(self._budget._addresses, self._network, self._address_holder)
+        if self.tenant is not None and self._tenant_holder is not None:
+            _release_holder(self._budget._tenants, self.tenant, self._tenant_holder)
 
     def _check(self, size: int) -> None:
-        budget, address = self._budget, self._of_address
+        budget, address = self._budget, self._address_holder
         free = budget.limit_bytes - budget.held_bytes
         if size > free:
             raise _full("requests in flight use all memory for bodies and answers: try again later")
@@ -143,8 +143,8 @@ class Reservation:
                 "requests in flight from this address use the memory limit of one address: send "
                 "fewer at a time"
             )
-        if self._of_tenant is not None:
-            if self._of_tenant.bytes + size > free:
+        if self._tenant_holder is not None:
+            if self._tenant_holder.bytes + size > free:
                 raise _full(
                     "requests in flight of this tenant use the memory limit of one tenant: send "
                     "fewer at a time"
@@ -159,12 +159,12 @@ class Reservation:
 
     def _add(self, size: int) -> None:
         """Add `size` bytes, which may be negative, to the request, its tenant and its address."""
-        budget, address = self._budget, self._of_address
+        budget, address = self._budget, self._address_holder
         self.bytes += size
         budget.held_bytes += size
         address.bytes += size
-        if self._of_tenant is not None:
-            self._of_tenant.bytes += size
+        if self._tenant_holder is not None:
+            self._tenant_holder.bytes += size
         else:
             budget.unidentified_bytes += size
             address.unidentified_bytes += size
@@ -189,7 +189,7 @@ def _full(message: str) -> HttpError:
 
 
 @lru_cache(maxsize=4096)
-def network_of(address: str) -> str:
+def network_key(address: str) -> str:
     """Return the key of an address. For IPv6 it is the first 64 bits, the block that one customer
     has.
     """

@@ -17,15 +17,16 @@ from shoal.errors import ShoalError
 from shoal.transport.wire import Metadata
 
 from libs.serving.calls.call import REQUEST_ID_HEADER, new_request_id
-from services.edge.intake.budget import ADDRESS_FACTOR, network_of
+from services.edge.intake.budget import ADDRESS_FACTOR, network_key
 from services.edge.messages.base import HttpError
 
 FRESH_SECONDS: Final = 5.0
-"""How long a result is used without a refresh. It only decides who pays for memory: the router
-authenticates the request itself again.
+"""Time for which a result is used without a refresh. It only decides which tenant pays for memory:
+the router authenticates the request itself again.
 """
 MAX_STALE_SECONDS: Final = 60.0
-"""How long a result is used while it is refreshed, so that a burst does not wait for each refresh.
+"""Time for which a result is used while it is refreshed, so that a burst does not wait for each
+refresh.
 """
 REFUSAL_TTL_SECONDS: Final = 1.0
 MAX_CALLERS: Final = 10_000
@@ -102,13 +103,13 @@ class Callers:
         ):
             # Other requests may wait for the same lookup, so it continues if this one is cancelled.
             known = await asyncio.shield(
-                self._start_lookup(key, metadata, network_of(address), is_accepted)
+                self._start_lookup(key, metadata, network_key(address), is_accepted)
             )
         elif age >= FRESH_SECONDS:
             with suppress(
                 HttpError
             ):  # The known result is valid until the caller can be looked up again.
-                self._start_lookup(key, metadata, network_of(address), is_accepted)
+                self._start_lookup(key, metadata, network_key(address), is_accepted)
         if known.refusal is not None:
             refusal = known.refusal
             raise HttpError(

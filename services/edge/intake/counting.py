@@ -50,7 +50,7 @@ quotes and brackets for ten times its size.
 """
 _PIECE_BYTES: Final = 64 * 1024
 _SHORT_BYTES: Final = 4 * 1024
-"""Below this size numpy's fixed costs exceed those of bytes.count."""
+"""Size below which numpy's fixed costs exceed those of bytes.count."""
 _QUOTE, _COMMA, _BACKSLASH = ord('"'), ord(","), ord("\\")
 _OPEN, _CLOSE, _FOLD = ord("["), ord("]"), 0xDF
 """`_FOLD` maps braces, and no other bytes, to square brackets."""

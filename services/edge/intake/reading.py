@@ -41,7 +41,7 @@ at 0.5 microseconds per byte.
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class BodyLimits:
     """Limits of one body, as in `Settings`: sizes in bytes, times in seconds. `pause_seconds`
     limits the time between two pieces.
     """
@@ -145,10 +145,10 @@ class Payer:
 class Intake:
     """Reads bodies within `bounds` and charges them to their callers' share of `budget`."""
 
-    def __init__(self, budget: Budget, callers: Callers, bounds: Bounds | None = None) -> None:
+    def __init__(self, budget: Budget, callers: Callers, bounds: BodyLimits | None = None) -> None:
         self._budget = budget
         self._callers = callers
-        self._bounds = bounds or Bounds()
+        self._bounds = bounds or BodyLimits()
 
     def payer(self, address: str, metadata: Metadata) -> Payer:
         """Return the payer of a request.

@@ -15,13 +15,13 @@ from services.edge.batches.context import (
     MAX_RECORDS,
     Caller,
     Context,
-    answer_of,
+    json_answer,
+    list_page,
     missing,
     new_id,
-    page_of,
     storage_errors,
 )
-from services.edge.batches.files import ids_after, limit_of, query_of
+from services.edge.batches.files import ids_after, parse_limit, parse_query
 from services.edge.batches.leases import Lease
 from services.edge.batches.manager import Kind, Manager, Record
 from services.edge.batches.runner import CANCEL
@@ -164,7 +164,7 @@ class Jobs:
             tenant=caller.tenant,
             identified=caller.identified,
             needs_token=caller.needs_token,
-            traceparent=traces.traceparent_of(traces.current()),
+            traceparent=traces.format_traceparent(traces.current()),
         )
         store = self._store(caller)
         with storage_errors():
@@ -172,24 +172,24 @@ class Jobs:
                 await self._check_quota(store, record)
                 await self._context.io(store.activate, record)
         self._manager.wake()
-        return answer_of(record.to_client())
+        return json_answer(record.to_client())
 
     async def retrieve(self, request: ServedRequest) -> Answer:
         """`GET /v1/jobs/{job_id}`."""
         with storage_errors():
             _, record = await self._find(request)
-        return answer_of(record.to_client())
+        return json_answer(record.to_client())
 
     async def list_jobs(self, request: ServedRequest) -> Answer:
         """`GET /v1/jobs`."""
-        query = query_of(request)
-        limit = limit_of(query, DEFAULT_PAGE, MAX_JOBS_PAGE)
+        query = parse_query(request)
+        limit = parse_limit(query, DEFAULT_PAGE, MAX_JOBS_PAGE)
         with storage_errors():
             store = self._store(await self._context.caller(request))
             ids = await self._context.io(store.ids)
             ids = ids_after(ids[::-1], query.get("after"))
             page = await self._context.io(lambda: list(store.jobs(ids[:limit])))
-        return page_of([record.to_client() for record in page], has_more=len(ids) > limit)
+        return list_page([record.to_client() for record in page], has_more=len(ids) > limit)
 
     async def cancel(self, request: ServedRequest) -> Answer:
         """`POST /v1/jobs/{job_id}/cancel`."""
@@ -203,7 +203,7 @@ class Jobs:
                 await self._context.io(store.save, record)
             else:
                 await self._request(store, record, CANCEL)
-        return answer_of(record.to_client())
+        return json_answer(record.to_client())
 
     async def pause(self, request: ServedRequest) -> Answer:
         """`POST /v1/jobs/{job_id}/pause`."""
@@ -213,7 +213,7 @@ class Jobs:
             if record.is_ended:
                 raise HttpError("CONFLICT", f"the job is {record.status} already")
             await self._request(store, record, PAUSE)
-        return answer_of(record.to_client())
+        return json_answer(record.to_client())
 
     async def resume(self, request: ServedRequest) -> Answer:
         """`POST /v1/jobs/{job_id}/resume`."""
@@ -246,7 +246,7 @@ class Jobs:
                     await self._context.io(store.requests(record.id).delete, name)
                 await self._context.io(store.activate, record)
         self._manager.wake()
-        return answer_of(record.to_client())
+        return json_answer(record.to_client())
 
     def _store(self, caller: Caller) -> JobStore:
         return JobStore(self._context.store, caller.store.key)

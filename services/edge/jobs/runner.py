@@ -35,10 +35,10 @@ from services.edge.jobs.store import PAUSE, JobStore
 log = logging.getLogger(__name__)
 
 MAX_FAULTS: Final = 3
-"""How often in sequence the process may end by a fault without a further row."""
+"""Maximum number of consecutive faults of the process without a further row."""
 PROCESS_RESTART_SECONDS: Final = 1.0
 PROCESS_STOP_SECONDS: Final = 10.0
-"""How long a process may take to end after its stdin is closed."""
+"""Maximum time of a process to end after its stdin is closed."""
 MAX_REPORT_BYTES: Final = 1 << 20
 CHILD: Final = "services.edge.jobs.child"
 BUSY: Final = "BUSY"

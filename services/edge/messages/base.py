@@ -310,10 +310,10 @@ class Stream:
 
 
 def _renamed(fields: Fields, text: str) -> str:
-    return _PATH.sub(lambda found: _name_of(fields, found), text[: MAX_MESSAGE_CHARACTERS + 1])
+    return _PATH.sub(lambda found: _caller_path(fields, found), text[: MAX_MESSAGE_CHARACTERS + 1])
 
 
-def _name_of(fields: Fields, found: re.Match[str]) -> str:
+def _caller_path(fields: Fields, found: re.Match[str]) -> str:
     """Return the caller's name of a path, or the path itself."""
     path = found[0]
     steps = _STEP.findall(path)
@@ -377,7 +377,7 @@ class Route:
     body_media_type: str = "application/json"
 
 
-def json_of(content: object) -> bytes:
+def encode_json(content: object) -> bytes:
     """Return any value that orjson supports as JSON, including numpy arrays (shortest digits of
     float32).
     """

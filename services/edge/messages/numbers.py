@@ -18,7 +18,7 @@ from shoal.errors import InternalError
 from shoal.requests import codec
 from shoal.v1 import tensor_pb2
 
-from services.edge.messages.base import HttpError, json_of
+from services.edge.messages.base import HttpError, encode_json
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -65,7 +65,7 @@ def quantised(rows: Rows, kind: str) -> Rows:
     return rows
 
 
-def base64_of(row: Rows) -> str:
+def encode_base64(row: Rows) -> str:
     """Return base64 in the standard alphabet with padding and no line breaks."""
     return binascii.b2a_base64(row.data, newline=False).decode("ascii")
 
@@ -105,7 +105,7 @@ def listed(rows: Rows, *, is_base64: bool = False) -> Iterator[bytes]:
 
     def piece(first: int, last: int) -> bytes:
         some = rows[first:last]
-        return json_of([base64_of(row) for row in some] if is_base64 else some)[1:-1]
+        return encode_json([encode_base64(row) for row in some] if is_base64 else some)[1:-1]
 
     written = join_rows(len(rows), rows_per_piece(rows.shape[1]), b"[", piece, b"]")
     return iter((written,)) if isinstance(written, bytes) else written

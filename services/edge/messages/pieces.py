@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
-from services.edge.messages.base import json_of
+from services.edge.messages.base import encode_json
 
 PIECE_BYTES: Final = 64 << 10
 """Minimum bytes of a piece, except the last one."""
@@ -16,17 +16,17 @@ ENTRIES_AT_ONCE: Final = 512
 """Entries that exist at the same time as Python objects: less than a millisecond's work."""
 
 
-def list_of(entries: Iterable[object]) -> Iterator[bytes]:
+def encode_list(entries: Iterable[object]) -> Iterator[bytes]:
     """Yield the parts of a JSON list, for entries that are made when they are asked for."""
     rest = iter(entries)
     begin = b"["
     while run := list(islice(rest, ENTRIES_AT_ONCE)):
-        yield begin + json_of(run)[1:-1]
+        yield begin + encode_json(run)[1:-1]
         begin = b","
     yield b"[]" if begin == b"[" else b"]"
 
 
-def pieces_of(parts: Iterable[bytes]) -> Iterator[bytes]:
+def group_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the same bytes in pieces of about PIECE_BYTES."""
     waiting = bytearray()
     for part in parts:
@@ -38,8 +38,8 @@ def pieces_of(parts: Iterable[bytes]) -> Iterator[bytes]:
         yield bytes(waiting)
 
 
-def body_of(parts: Iterable[bytes], entries: int) -> bytes | Iterator[bytes]:
+def build_body(parts: Iterable[bytes], entries: int) -> bytes | Iterator[bytes]:
     """Return the body of an answer: whole if it has at most ENTRIES_AT_ONCE entries, in pieces
     otherwise.
     """
-    return b"".join(parts) if entries <= ENTRIES_AT_ONCE else pieces_of(parts)
+    return b"".join(parts) if entries <= ENTRIES_AT_ONCE else group_pieces(parts)

@@ -103,12 +103,12 @@ def is_role_word(word: str) -> bool:
     return word in _WORDS
 
 
-def role_of(target: Target, **said: str | None) -> pb.Role:
+def read_role(target: Target, **words: str | None) -> pb.Role:
     """Return the role that a request's fields name, or else the alias's. Raises HttpError for an
     unknown word or two different roles.
     """
     found: dict[Role, str] = {}
-    for field, word in said.items():
+    for field, word in words.items():
         if word is None or (field == "input_type" and word in _NEITHER):
             continue
         if word not in _WORDS:
@@ -124,7 +124,9 @@ def role_of(target: Target, **said: str | None) -> pb.Role:
     return _ROLES[next(iter(found), target.role)]
 
 
-def truncation_of(word: bool | str | None, field: str, *, side: str | None = None) -> pb.Truncation:
+def read_truncation(
+    word: bool | str | None, field: str, *, side: str | None = None
+) -> pb.Truncation:
     """Parse a truncation: true or false, or NONE, START (LEFT), END (RIGHT) or WINDOWS in any case.
 
     Args:
@@ -156,7 +158,7 @@ def truncation_of(word: bool | str | None, field: str, *, side: str | None = Non
     return found
 
 
-def priority_of(value: str | int | None) -> pb.Priority:
+def read_priority(value: str | int | None) -> pb.Priority:
     """Parse `interactive` or `bulk`. Numbers, vLLM's order within its queue, are ignored."""
     if value is None or isinstance(value, int):
         return pb.PRIORITY_UNSPECIFIED
@@ -166,7 +168,7 @@ def priority_of(value: str | int | None) -> pb.Priority:
     return known[value]
 
 
-def count_of(value: int | None, field: str) -> int:
+def read_count(value: int | None, field: str) -> int:
     """Return a number that fits the wire; 0, the default there, for None."""
     if value is None:
         return 0

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from libs.telemetry import metrics
 from services.edge.asgi import Receive, Scope, Send, State
-from services.edge.console.access import host_of, is_address, is_local, is_same
+from services.edge.console.access import host_name, is_address, is_local, is_same
 from services.edge.console.files import ASSETS
 from services.edge.messages.base import HttpError
 from services.edge.routes import DEFAULT
@@ -31,7 +31,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 MAX_AGE_SECONDS: Final = 600
-"""How long a browser may cache a preflight's result."""
+"""Time for which a browser may cache a preflight's result."""
 _HOST: Final = b"host"
 _ORIGIN: Final = b"origin"
 _SITE: Final = b"sec-fetch-site"
@@ -125,7 +125,7 @@ class Pages:
             and given != self._answered_host
             and path not in self._probes
         ):
-            host = host_of(given)
+            host = host_name(given)
             if not (is_address(host) or is_local(host) or host in self._hosts):
                 text = (
                     "this edge needs no credential, so it does not answer for the host "

@@ -29,13 +29,19 @@ from libs.serving.calls.call import new_request_id
 from libs.serving.calls.decode import parse
 from libs.serving.calls.guard import Guard
 from libs.serving.reflection import add_reflection
-from libs.serving.security.authentication import uris_of
+from libs.serving.security.authentication import read_uris
 from libs.serving.server import guarded_server, listen
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import REQUEST_ID, fields
 from services.edge.activity.cost import truncated_inputs
 from services.edge.asgi import State
-from services.edge.credentials import Trust, metadata_of, request_id_of, seconds_of, trace_of
+from services.edge.credentials import (
+    Trust,
+    read_request_id,
+    read_timeout,
+    router_metadata,
+    trace_metadata,
+)
 from services.edge.dialects.tei_v1 import CODES, SERVICES, Batch
 from services.edge.intake.reading import UNIDENTIFIED_BODY_BYTES, Intake, Payer
 from services.edge.messages.base import TRUNCATED_INPUTS_HEADER, HttpError, MeshCall, Received
@@ -306,15 +312,15 @@ class _Call:
         given = self.context.invocation_metadata() or ()
         self._headers = {key.lower(): value for key, value in given if isinstance(value, str)}
         REQUEST_ID.set(self.request_id)
-        self.request_id = request_id_of(self._headers, self.request_id)
+        self.request_id = read_request_id(self._headers, self.request_id)
         REQUEST_ID.set(self.request_id)
 
     async def identify(self, intake: Intake, trust: Trust) -> None:
         """Ask a router for the caller's tenant. Raises HttpError for a refused caller."""
         certificate = _certificate(self.context) if trust.certificates else None
-        metadata = metadata_of(self._headers, self.request_id, certificate, trust)
+        metadata = router_metadata(self._headers, self.request_id, certificate, trust)
         self._payer = intake.payer(_address(self.context.peer()), metadata)
-        self.metadata = metadata + trace_of(self._headers, "")
+        self.metadata = metadata + trace_metadata(self._headers, "")
         await self._payer.identify()
 
     def note_truncated(self, reply: Any) -> None:
@@ -341,7 +347,7 @@ class _Call:
         """Return the seconds until the deadline. Raises HttpError if it is exceeded."""
         left = cast("float | None", self.context.time_remaining())
         if left is None:
-            left = seconds_of(self._headers, default, longest) - (time.monotonic() - self._begin)
+            left = read_timeout(self._headers, default, longest) - (time.monotonic() - self._begin)
         if left <= 0:
             raise HttpError(
                 "DEADLINE_PASSED", "deadline exceeded before the call was sent to a router"
@@ -427,5 +433,5 @@ def _address(peer: str) -> str:
 def _certificate(context: Context) -> Mapping[str, Any] | None:
     """Return the caller's certificate in the form of ssl.SSLObject.getpeercert."""
     pems = context.auth_context().get(_CERTIFICATE, ())
-    uris = [uri.decode() for pem in pems for uri in uris_of(pem)]
+    uris = [uri.decode() for pem in pems for uri in read_uris(pem)]
     return {"subjectAltName": [("URI", uri) for uri in uris]} if uris else None

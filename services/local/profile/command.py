@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from services.worker.profile.forward import ForwardProfile
 
 _KINETO_SILENT = "99"
-"""Above all its levels, or torch's profiler prints a line when it starts and one when it stops."""
+"""A level above all of Kineto's. Otherwise torch's profiler prints a line when it starts and one
+when it stops.
+"""
 _HELP_OFFERED = (
     "A model's location: org/name=/path/to/checkpoint, or a folder with subfolders <org>/<name>. "
     "May be repeated."
@@ -94,8 +96,8 @@ def profile(
             batch_tokens=batch_tokens,
         )
         lines = None if texts is None else _lines(texts)
-        with _progress(model) as tell:
-            forward, request = _measured(settings, model, lines, runs, requests, trace, tell)
+        with _progress(model) as on_progress:
+            forward, request = _measured(settings, model, lines, runs, requests, trace, on_progress)
         if plot is not None:
             report.plot(forward, request, plot)
         if as_json:
@@ -116,32 +118,32 @@ def _measured(
     runs: int,
     requests: int,
     trace: Path | None,
-    tell: OnProgress,
+    on_progress: OnProgress,
 ) -> tuple[ForwardProfile, RequestProfile | None]:
-    name, copy = find_model(settings, target, "", tell)
+    name, copy = find_model(settings, target, "", on_progress)
     try:
-        tell(f"{name}: importing torch")
+        on_progress(f"{name}: importing torch")
         os.environ.setdefault(
             "KINETO_LOG_LEVEL", _KINETO_SILENT
         )  # its library reads it when it is loaded
         from services.worker.profile import forward, texts
 
-        tell(f"{name}: loading")
+        on_progress(f"{name}: loading")
         model, device, most_tokens = forward.load(settings, name, copy)
         given = texts.generated() if lines is None else cycle(lines)
         batch = forward.fill(model, given, most_tokens, settings.batch_items)
-        tell(f"{name}: forward passes of {batch.tokens:,} tokens")
+        on_progress(f"{name}: forward passes of {batch.tokens:,} tokens")
         measured = forward.profile_forward(
             model, batch, runs=runs, device=device, threads=settings.threads, trace=trace
         )
         if not requests:
             return measured, None
         works = [
-            forward.work_of(model, [text])
+            forward.first_work(model, [text])
             for _, text in zip(range(requests), cycle(batch.texts), strict=False)
         ]
         del model
-        tell(f"{name}: {requests} requests through a mesh")
+        on_progress(f"{name}: {requests} requests through a mesh")
         return measured, _through_mesh(settings, name, copy.directory, works)
     finally:
         copy.close()
@@ -179,7 +181,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _check_files(trace: Path | None, plot: Path | None) -> None:
-    """Before anything takes long."""
+    """Check the output files before the measurements begin."""
     if trace is not None and trace.suffix != ".json":
         raise InvalidInput(f"a trace's file must end in .json, not {trace.name!r}", field="trace")
     if plot is not None:

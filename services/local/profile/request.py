@@ -23,7 +23,7 @@ from libs.models import (
     StructureWork,
     Work,
 )
-from libs.models.interface.work import DetokenizeWork, TextWork, TokenizeWork, parts_of
+from libs.models.interface.work import DetokenizeWork, TextWork, TokenizeWork, all_parts
 from services.local.mesh import running
 from services.local.settings import Settings
 
@@ -133,7 +133,7 @@ def _ask(client: Client, model: str, work: Work) -> EncodeResult | ScoreResult |
                 schema = schema.with_structure(one.name, [field.name for field in one.fields])
             return client.extract(model, work.texts, schema)
         case RegionsWork():
-            images = [part.content for part in parts_of(work)]
+            images = [part.content for part in all_parts(work)]
             return client.extract(
                 model, images, Regions(labels=work.labels, threshold=work.threshold)
             )

@@ -48,7 +48,7 @@ passed on.
 _FAMILIES: Final = ("PYTHON", "TORCH")
 
 
-def environment_of(role: str, environ: Mapping[str, str]) -> dict[str, str]:
+def child_environment(role: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of `environ` for a child of the role: redis, router, scheduler, worker
     or edge.
     """

@@ -20,8 +20,12 @@ Notify = Callable[[str], None]
 
 
 class Supervisor:
-    """Within this context, a child that ends is restarted or given up. `children`: with their
-    roles. `path`: the file that reports their states to the router (`libs/processes.py`)."""
+    """Supervises children: within the context, a child that ends is restarted or given up.
+
+    Args:
+        children: The children with their roles.
+        path: The file that reports their states to the router (`libs/processes.py`).
+    """
 
     def __init__(
         self,

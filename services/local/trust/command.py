@@ -52,7 +52,7 @@ def certs(
     ],
     name: Annotated[list[str] | None, typer.Option(help=_HELP_NAME)] = None,
     host: Annotated[list[str] | None, typer.Option(help=_HELP_HOST)] = None,
-    days: Annotated[float, typer.Option(help="How long certificates are valid.")] = LEAF_DAYS,
+    days: Annotated[float, typer.Option(help="Validity of certificates, in days.")] = LEAF_DAYS,
     trust_domain: Annotated[
         str,
         typer.Option(

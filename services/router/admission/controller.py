@@ -50,7 +50,7 @@ class AdmissionContext:
     now_ms: int
     """Redis' clock."""
     seconds: float
-    """Until its deadline."""
+    """Time until its deadline."""
 
 
 class AdmissionController:
@@ -95,7 +95,7 @@ class AdmissionController:
         routes = self._routes.content
         lane = choose_lane(target, routes, snapshot, self._view.backlog, seconds, failed)
         throughput = self._view.throughput(lane)
-        gauges, here = self._view.gauges_of(lane), self._outstanding.lanes
+        gauges, here = self._view.lane_gauges(lane), self._outstanding.lanes
         tokens = max(gauges.queued_tokens + gauges.leased_tokens, sum(here.get(lane, {}).values()))
         may_be_late = rules.may_be_late(min(seconds, self._max_queued_seconds), throughput, tokens)
         limits = self._limits.tenant(tenant)
@@ -107,7 +107,7 @@ class AdmissionController:
             queue_position=await self._positions.read(lane, tenant) if may_be_late else None,
             tenant_name=tenant,
             tenant=limits,
-            waiting_tokens=self._outstanding.of_tenant(tenant) if limits.queued_tokens else 0,
+            waiting_tokens=self._outstanding.tenant_tokens(tenant) if limits.queued_tokens else 0,
             lane_tokens=here.get(lane, {}).get(tenant, 0),
             unknown=self._outstanding.unknown()
             if lane not in here and is_new(lane.model, snapshot)

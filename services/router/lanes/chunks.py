@@ -120,12 +120,12 @@ class Parts:
         check_expected(self._expected_id, answer.embedding_id)
         self._embedding_ids.add(answer.embedding_id)
         merge_ids(sorted(self._embedding_ids))
-        self._shape_of = self._shape_of or _shape_of(answer)
-        if _shape_of(answer) != self._shape_of:
+        self._shape_of = self._shape_of or _answer_shapes(answer)
+        if _answer_shapes(answer) != self._shape_of:
             raise InternalError("the jobs of a request were answered in different forms or shapes")
 
 
-def _shape_of(answer: pb.EncodeResponse) -> Shapes:
+def _answer_shapes(answer: pb.EncodeResponse) -> Shapes:
     tensors = (answer.dense, answer.sparse.values, answer.multi_vector.values)
     forms = tuple((name, answer.HasField(name)) for name in ("dense", "sparse", "multi_vector"))
     return (

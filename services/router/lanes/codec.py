@@ -68,8 +68,8 @@ class JobHeader:
     weight: float = 1.0
     """The tenant's fair-queueing weight."""
     traceparent: str = ""
-    """Of the span that sends the jobs; empty without one."""
-    written_to: str = ""
+    """Trace context of the span that sends the jobs; empty without one."""
+    stream_to: str = ""
     """The router that streams generated text; empty: none."""
     item_answer_bytes: int = 0
     """Maximum bytes that the results of one item may take; 0: no limit."""
@@ -96,9 +96,9 @@ def count_parts(request: Request) -> int:
     if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest):
         return len(getattr(request, _LISTS[type(request)]))
     items = request.documents if isinstance(request, pb.ScoreRequest) else request.items
-    brings = isinstance(request, pb.ExtractRequest) and request.HasField("relations")
+    has_entities = isinstance(request, pb.ExtractRequest) and request.HasField("relations")
     pieces = sum(len(item.parts) + len(item.spans) for item in items if text_alone(item) is None)
-    return len(items) + pieces + (sum(len(item.entities) for item in items) if brings else 0)
+    return len(items) + pieces + (sum(len(item.entities) for item in items) if has_entities else 0)
 
 
 def job_payloads(
@@ -135,7 +135,7 @@ def _job(request: Request, job_id: str, part: Part, stamp: JobHeader) -> bytes:
         tenant=stamp.tenant,
         weight=stamp.weight,
         traceparent=stamp.traceparent,
-        written_to=stamp.written_to,
+        stream_to=stamp.stream_to,
         item_answer_bytes=stamp.item_answer_bytes,
         document_pages=budget.pages,
         document_bytes=budget.bytes,
@@ -339,7 +339,7 @@ def merge_encode(parts: list[Response]) -> pb.EncodeResponse:
 
     Empties `parts`, so that no answer stays in memory once it was merged.
     """
-    answers = _all_of(pb.EncodeResponse, parts)
+    answers = _require_type(pb.EncodeResponse, parts)
     parts.clear()
     if len(answers) == 1:
         return answers[0]
@@ -385,7 +385,7 @@ def encode_answer(part: Response) -> pb.EncodeResponse:
     """Return the answer to one job of an encode request. Raises InternalError for another kind of
     answer.
     """
-    return _all_of(pb.EncodeResponse, [part])[0]
+    return _require_type(pb.EncodeResponse, [part])[0]
 
 
 def add_totals(totals: pb.EncodeResponse, part: pb.EncodeResponse) -> pb.EncodeResponse:
@@ -395,7 +395,7 @@ def add_totals(totals: pb.EncodeResponse, part: pb.EncodeResponse) -> pb.EncodeR
 
 def merge_score(parts: Sequence[Response], top_n: int) -> pb.ScoreResponse:
     """Merge answers as merge_encode does; the ranking covers all documents."""
-    answers = _all_of(pb.ScoreResponse, parts)
+    answers = _require_type(pb.ScoreResponse, parts)
     merged = pb.ScoreResponse(
         model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers)
     )
@@ -413,7 +413,7 @@ def merge_extract(parts: list[Response]) -> pb.ExtractResponse:
 
 def merge_tokenize(parts: list[Response]) -> pb.TokenizeResponse:
     """Merge answers as merge_encode does. Empties `parts`."""
-    max_tokens = min(answer.max_tokens for answer in _all_of(pb.TokenizeResponse, parts))
+    max_tokens = min(answer.max_tokens for answer in _require_type(pb.TokenizeResponse, parts))
     merged = _merge_lists(pb.TokenizeResponse, parts, "results")
     merged.max_tokens = max_tokens
     return merged
@@ -428,7 +428,7 @@ def _merge_lists(kind: type[_Lists], parts: list[Response], field: str) -> _List
     """Merge answers by concatenating their lists in `field`. Empties `parts`, and drops each answer
     once it is copied.
     """
-    answers = _all_of(kind, parts)
+    answers = _require_type(kind, parts)
     parts.clear()
     if len(answers) == 1:
         return answers[0]
@@ -457,7 +457,7 @@ _Answer = TypeVar(
 )
 
 
-def _all_of(kind: type[_Answer], parts: Sequence[Response]) -> list[_Answer]:
+def _require_type(kind: type[_Answer], parts: Sequence[Response]) -> list[_Answer]:
     answers = [part for part in parts if isinstance(part, kind)]
     if len(answers) != len(parts) or not answers:
         raise InternalError(f"a worker answered a job with another type than {kind.__name__}")

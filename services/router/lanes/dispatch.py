@@ -72,7 +72,7 @@ class Answered:
 class Streamed(Protocol):
     """Receives parts of a request's answers, to stream them to its client."""
 
-    def add(self, job: int, part: worker_pb2.WrittenText) -> None:
+    def add(self, job: int, part: worker_pb2.JobDelta) -> None:
         """Add a part of the answer to the request's job `job`. It may be lost or repeated."""
 
 
@@ -264,7 +264,7 @@ class Dispatcher:
         for request, index in pending.waiting:
             request.accept(index, outcome, len(result))
 
-    def streamed(self, part: worker_pb2.WrittenText) -> None:
+    def streamed(self, part: worker_pb2.JobDelta) -> None:
         """Hand a part of a job's answer to the requests that stream it."""
         pending = self._pending.get(part.job_id)
         for request, index in () if pending is None else pending.waiting:
@@ -355,7 +355,7 @@ class Dispatcher:
             self._sending.add(plan.lane)
             self._background.spawn(self._send(plan.lane))
         if not await admitted:
-            queued = self._view.gauges_of(plan.lane).queued_tokens
+            queued = self._view.lane_gauges(plan.lane).queued_tokens
             raise queue_full(
                 plan.lane, queued, self._max_queued_tokens, plan.tokens, plan.throughput
             )

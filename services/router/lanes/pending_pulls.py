@@ -26,7 +26,7 @@ class PendingPull:
     worker_id: str
     pool: str
     lanes: Sequence[LaneKey]
-    """In order of preference."""
+    """Lanes in order of preference."""
     can_load: bool
     exclude_tenants: bool = False
     event: asyncio.Event = field(default_factory=asyncio.Event)

@@ -30,7 +30,7 @@ GRACE_SECONDS: Final = 1.5
 CLOSE_MS: Final = 100
 """A heartbeat this close to the break may have been sent before it; the next one decides."""
 NEXT_SECONDS: Final = 2.5
-"""By then the next heartbeat of a live worker has arrived."""
+"""Time in which the next heartbeat of a live worker arrives."""
 
 
 class Presence:

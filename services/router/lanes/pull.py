@@ -116,24 +116,24 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             self._dispatcher.deliver(job_id, result)
         return worker_pb2.CompleteResponse(accepted=completed.accepted)
 
-    async def pass_text_on(
-        self, request: worker_pb2.WrittenRequest, context: object
-    ) -> worker_pb2.WrittenResponse:
-        """Pass generated text on to this router's requests or to the routers that wait for it."""
-        reports.check_written(request)
+    async def forward_deltas(
+        self, request: worker_pb2.DeltasRequest, context: object
+    ) -> worker_pb2.DeltasResponse:
+        """Forward deltas to this router's requests, or to the routers that wait for them."""
+        reports.check_deltas(request)
         self._authorise(request.worker_id)
-        elsewhere: dict[str, worker_pb2.WrittenRequest] = {}
-        for part in request.texts:
+        elsewhere: dict[str, worker_pb2.DeltasRequest] = {}
+        for part in request.deltas:
             if part.router == self._lanes.router_id:
                 self._dispatcher.streamed(part)
             else:
-                elsewhere.setdefault(part.router, worker_pb2.WrittenRequest()).texts.append(part)
+                elsewhere.setdefault(part.router, worker_pb2.DeltasRequest()).deltas.append(part)
         forwarded = 0
         for router_id, parts in elsewhere.items():
             message = parts.SerializeToString()
             forwarded += len(message)
             await self._lanes.publish_streamed(router_id, message)
-        return worker_pb2.WrittenResponse(forwarded_bytes=forwarded)
+        return worker_pb2.DeltasResponse(forwarded_bytes=forwarded)
 
     async def Heartbeat(
         self,
@@ -184,7 +184,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         return {
             "pull": StreamCall("Pull", worker_pb2.PullRequest, self.pull),
             "complete": StreamCall("Complete", worker_pb2.CompleteRequest, self.complete),
-            "written": StreamCall("Written", worker_pb2.WrittenRequest, self.pass_text_on),
+            "deltas": StreamCall("Deltas", worker_pb2.DeltasRequest, self.forward_deltas),
         }
 
     async def Connect(
@@ -224,7 +224,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 has_pulled = True
                 pulled = await self._pull_lane(pull, lane, request)
                 if pulled is not None:
-                    return self._batch(lane, pulled, beat=pull.must_send_heartbeat)
+                    return self._batch(lane, pulled, heartbeat_now=pull.must_send_heartbeat)
             if pull.is_ended:
                 return worker_pb2.PullResponse()
             if (claimed := pull.load_lane) is not None:
@@ -234,10 +234,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 return worker_pb2.PullResponse(
                     load_model=claimed.model,
                     load_adapter=claimed.adapter,
-                    beat=pull.must_send_heartbeat,
+                    heartbeat_now=pull.must_send_heartbeat,
                 )
             if pull.must_send_heartbeat:
-                return worker_pb2.PullResponse(beat=True)
+                return worker_pb2.PullResponse(heartbeat_now=True)
             # While it pulled, lanes that need a worker were not offered to it.
             if has_pulled and not pull.exclude_tenants:
                 self._wakeups.offer_unplaced(pull)
@@ -267,7 +267,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         return self._batch(lane, found)
 
     def _batch(
-        self, lane: LaneKey, pulled: Pulled, *, beat: bool = False
+        self, lane: LaneKey, pulled: Pulled, *, heartbeat_now: bool = False
     ) -> worker_pb2.PullResponse:
         payloads = [job.payload for job in pulled.jobs]
         return worker_pb2.PullResponse(
@@ -275,7 +275,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             batch_id=pulled.batch_id,
             jobs=payloads,
             lease_ms=self._lanes.lease_ms,
-            beat=beat,
+            heartbeat_now=heartbeat_now,
         )
 
     async def _pull_lane(
@@ -422,10 +422,10 @@ def _newly_loading(heartbeat: worker_pb2.HeartbeatRequest, before: FleetSnapshot
     """
     known = before.workers.get(heartbeat.worker_id)
     here = (*LOADING_STATES, models_pb2.MODEL_STATE_RESIDENT)
-    coming = [model.model for model in heartbeat.models if model.state in here]
+    present = [model.model for model in heartbeat.models if model.state in here]
     return [
         LaneKey(heartbeat.pool, model)
-        for model in coming
+        for model in present
         if known is None or known.state(model) not in here
     ]
 

@@ -45,7 +45,7 @@ class StreamedTexts:
         self._is_ended = False
         self._news = asyncio.Event()
 
-    def add(self, job: int, part: worker_pb2.WrittenText) -> None:
+    def add(self, job: int, part: worker_pb2.JobDelta) -> None:
         """Add a part of a text of the request's job `job`."""
         if self._is_ended or job >= len(self.first_items):
             return
@@ -88,7 +88,7 @@ class StreamedTexts:
         of a text always add up to its text in the response.
         """
         found = []
-        for key, whole in _texts_of(response):
+        for key, whole in _item_texts(response):
             known = self._texts.setdefault(key, _Text(lease=""))
             if whole[: known.sent] != known.text[: known.sent]:
                 known.restarted, known.sent = True, 0
@@ -110,7 +110,7 @@ class StreamedTexts:
         return made
 
 
-def _texts_of(response: pb.ExtractResponse) -> Iterator[tuple[tuple[int, int], str]]:
+def _item_texts(response: pb.ExtractResponse) -> Iterator[tuple[tuple[int, int], str]]:
     """Yield each text of a response with its item and page; the page is 0 where the item is not a
     document.
     """

@@ -67,7 +67,7 @@ class StreamedChunks:
         self._is_ended = False
         self._news = asyncio.Event()
 
-    def add(self, job: int, part: worker_pb2.WrittenText) -> None:
+    def add(self, job: int, part: worker_pb2.JobDelta) -> None:
         """Add a part of the chunks of the request's job `job`."""
         size, known = len(part.chunks), self._jobs.setdefault(max(job, self._current), _Job())
         is_wanted = not self._is_ended and job >= self._current and size

@@ -17,7 +17,7 @@ from services.router.state.background import Background
 RELEASE_SECONDS: Final = 1.0
 """Interval of the attempts."""
 MAX_UNCERTAIN_BATCHES: Final = 1_000
-"""Of a lane; further ones are left to expire."""
+"""Maximum number of batches of a lane; further ones are left to expire."""
 
 
 class UncertainLeases:

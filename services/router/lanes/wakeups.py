@@ -33,8 +33,9 @@ EXPIRES_SOON_MS: Final = 1_500
 slow, and would find them too late.
 """
 DECLINED_SECONDS: Final = 0.1
-"""After an offer found no worker, notifications of the lane do not offer it again for this long. A
-pull that begins to wait is still offered the lane at once, and `remind` offers it once a second.
+"""Time after an offer without a worker during which notifications of the lane do not offer it
+again. A pull that begins to wait is still offered the lane at once, and `remind` offers it once a
+second.
 """
 MAX_OFFERED_LANES: Final = 64
 """Maximum lanes offered to a pull when it begins to wait; `remind` goes through all of them."""
@@ -197,7 +198,7 @@ class Wakeups:
 
     async def _offer(self, lane: LaneKey) -> None:
         """Let the nearest waiting worker that may load the lane's model or adapter claim it."""
-        gauges = self._view.gauges_of(lane)
+        gauges = self._view.lane_gauges(lane)
         if not gauges.queued_tokens:  # its work is newer than the gauges
             gauges = replace(gauges, queued_jobs=1, queued_tokens=1)
         for pull in (*self._with_model(lane), *self._nearest(lane)):
@@ -268,7 +269,7 @@ class Wakeups:
     async def _release(self, lane: LaneKey, worker_id: str) -> None:
         for claim in {lane, _model_lane(lane)}:
             await self._fleet.release_claim(claim, worker_id)
-        if self._view.gauges_of(lane).queued_jobs or lane in self._unplaced:
+        if self._view.lane_gauges(lane).queued_jobs or lane in self._unplaced:
             self._unplaced.setdefault(lane, asyncio.get_running_loop().time())
             self._offer_in_time(lane)
 

@@ -100,7 +100,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
             self._view.backlog,
             EXPLAINED_SECONDS,
         )
-        pools = self._routes.content.of_model(request.model, snapshot) or (chosen.pool,)
+        pools = self._routes.content.model_pools(request.model, snapshot) or (chosen.pool,)
         busy = busy_shares(snapshot, gauges.values())
         reasons = []
         for worker_id, worker in sorted(snapshot.workers.items()):
@@ -136,7 +136,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         """Return the gauges of the model's lane in the pool, plus the tokens of its adapters'
         lanes.
         """
-        key, own = (pool, model), self._view.gauges_of(LaneKey(pool, model))
+        key, own = (pool, model), self._view.lane_gauges(LaneKey(pool, model))
         queued = self._view.queued.get(key, 0)
         return replace(
             own, queued_tokens=queued, leased_tokens=self._view.backlog.get(key, 0) - queued

@@ -70,7 +70,9 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         check_model(request.model)  # workers report it from then on, if only as failed
         snapshot, routes = self._view.snapshot, self._routes.content
         refuse_pool(request.pool, routes, snapshot)
-        pool = request.pool or next(iter(routes.of_model(request.model, snapshot)), routes.default)
+        pool = request.pool or next(
+            iter(routes.model_pools(request.model, snapshot)), routes.default
+        )
         async with self._within(context.time_remaining(), f"{request.model} was loaded"):
             await self._load(request.model, pool)
         return pb.LoadModelResponse(model=self._describe(request.model))
@@ -126,15 +128,15 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         workers = self._view.snapshot.in_pool(pool)
         if not workers:
             raise NoCapacity(f"pool {pool} has no worker", field="pool")
-        place = self._place(model, workers)
+        place = self._choose_worker(model, workers)
         if place is not None:
             await self._order(place, worker_pb2.Directive(load_model=model))
         # If no worker is left for one more copy, wait for the copies that are being loaded.
-        coming = [worker for worker in workers if worker.state(model) in LOADING_STATES]
-        for worker in [place] if place is not None else coming:
+        loading = [worker for worker in workers if worker.state(model) in LOADING_STATES]
+        for worker in [place] if place is not None else loading:
             await self._resident(model, worker)
 
-    def _place(self, model: str, workers: Sequence[WorkerRecord]) -> WorkerRecord | None:
+    def _choose_worker(self, model: str, workers: Sequence[WorkerRecord]) -> WorkerRecord | None:
         """Return the worker to load one more copy, or None if all that stay hold the model or will
         soon.
 

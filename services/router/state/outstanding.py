@@ -26,7 +26,7 @@ class Outstanding:
         """Return `lanes` limited to those opened when no worker knew their model."""
         return {lane: self._tokens[lane] for lane in self._unknown}
 
-    def of_tenant(self, tenant: str) -> int:
+    def tenant_tokens(self, tenant: str) -> int:
         """Return the tenant's tokens in all lanes."""
         return sum(tokens[tenant] for tokens in self._tokens.values() if tenant in tokens)
 

@@ -50,7 +50,7 @@ class View:
     def gauges(self) -> Mapping[LaneKey, LaneGauges]:
         return self._gauges
 
-    def gauges_of(self, lane: LaneKey) -> LaneGauges:
+    def lane_gauges(self, lane: LaneKey) -> LaneGauges:
         """Return the lane's gauges, all zero for an unused lane."""
         return self._gauges.get(lane) or LaneGauges(lane, *[0] * 8)
 

@@ -180,7 +180,7 @@ class _Estimate:
     is_measured: bool
     """Whether a copy has measured the speed; otherwise it is assumed."""
     waiting_seconds: float
-    """For how long its copies have work."""
+    """Time for which its copies have work."""
 
 
 class _Planner:
@@ -310,7 +310,7 @@ class _Planner:
                 row = pool_workers.rows[worker_id]
                 record = pool_workers.workers[row].models[model]
                 # The worker counts a load's bytes as used as soon as it knows them.
-                known = self._estimate_of((pool, model))
+                known = self._cached_estimate((pool, model))
                 pool_workers.expect(row, 0 if record.bytes else known.size, known.load_seconds)
         for sent in self._pending("load"):
             at, worker_id = (sent.order.pool, sent.order.model), sent.order.worker_id
@@ -318,8 +318,8 @@ class _Planner:
                 self._sites[at].incoming.append(worker_id)
                 self._pools[at[0]].expect(
                     self._pools[at[0]].rows[worker_id],
-                    self._estimate_of(at).size,
-                    self._estimate_of(at).load_seconds,
+                    self._cached_estimate(at).size,
+                    self._cached_estimate(at).load_seconds,
                 )
 
     def _count_work(self) -> None:
@@ -329,12 +329,12 @@ class _Planner:
             if site.resident:
                 tokens = demand.tokens + demand.rate * HORIZON_SECONDS
                 self._pools[at[0]].seconds[site.rows] += work_seconds(
-                    tokens, self._estimate_of(at).speed, len(site.resident)
+                    tokens, self._cached_estimate(at).speed, len(site.resident)
                 )
 
     # Estimates of a model
 
-    def _estimate_of(self, at: PoolModel) -> _Estimate:
+    def _cached_estimate(self, at: PoolModel) -> _Estimate:
         found = self._estimates.get(at)
         if found is None:
             found = self._estimates[at] = self._estimate(at)
@@ -386,7 +386,7 @@ class _Planner:
         """
         demand = self._demands[at]
         tokens = demand.queued + demand.rate * HORIZON_SECONDS
-        return work_seconds(tokens, self._estimate_of(at).speed) + self._waited_seconds(at)
+        return work_seconds(tokens, self._cached_estimate(at).speed) + self._waited_seconds(at)
 
     def _waited_seconds(self, at: PoolModel) -> float:
         return (
@@ -411,8 +411,8 @@ class _Planner:
         ):
             self._notes[model] = f"given up in pool {pool}: {verdict.message or verdict.reason}"
             return
-        waiting = max(self._estimate_of(at).waiting_seconds, self._waited_seconds(at), 1e-3)
-        challenger = Challenger(model, self._estimate_of(at).size, waiting)
+        waiting = max(self._cached_estimate(at).waiting_seconds, self._waited_seconds(at), 1e-3)
+        challenger = Challenger(model, self._cached_estimate(at).size, waiting)
         if not self._load(
             at,
             pool_workers,
@@ -430,7 +430,7 @@ class _Planner:
         pool_workers, demand, known, copies = (
             self._pools.get(pool),
             self._demands[at],
-            self._estimate_of(at),
+            self._cached_estimate(at),
             self._sites[at].copies,
         )
         if pool_workers is None or not known.is_measured or not demand.queued:
@@ -477,7 +477,7 @@ class _Planner:
                 self._load(
                     at,
                     pool_workers,
-                    Challenger(at[1], self._estimate_of(at).size),
+                    Challenger(at[1], self._cached_estimate(at).size),
                     [],
                     "its only workers will be preempted",
                 )
@@ -518,7 +518,7 @@ class _Planner:
                 Order("load", model, pool, worker.worker_id, worker.epoch, site.known)
             )
             self._notes[model] = f"loads on {worker.worker_id}: {why}"
-            pool_workers.expect(row, challenger.bytes, self._estimate_of(at).load_seconds)
+            pool_workers.expect(row, challenger.bytes, self._cached_estimate(at).load_seconds)
             site.incoming.append(worker.worker_id)
             return True
         return False
@@ -591,7 +591,7 @@ class _Planner:
             pinned=record.pinned,
             leaving=record.leaving,
             is_busy=record.held_jobs > 0,
-            waiting_seconds=self._estimate_of(at).waiting_seconds,
+            waiting_seconds=self._cached_estimate(at).waiting_seconds,
             resident_seconds=record.resident_seconds + elapsed,
             is_last_copy=len(self._sites[at].resident) <= 1,
         )
@@ -607,7 +607,7 @@ class _Planner:
             or not _is_old(record, elapsed)
         ):
             return False
-        known, demand = self._estimate_of(at), self._demands.get(at)
+        known, demand = self._cached_estimate(at), self._demands.get(at)
         busy = busy_copies(demand.rate, known.speed) if demand is not None else 0.0
         return known.waiting_seconds <= 0 and len(self._sites[at].resident) > max(
             1, math.ceil(busy / UTILIZATION)
@@ -628,7 +628,7 @@ class _Planner:
         del self._sites[at].resident[worker.worker_id]
         pool_workers.free[row] += record.bytes
         pool_workers.movable[row] -= record.bytes
-        if not record.held_jobs and self._estimate_of(at).waiting_seconds <= 0:
+        if not record.held_jobs and self._cached_estimate(at).waiting_seconds <= 0:
             pool_workers.idle[row] -= record.bytes
             pool_workers.old[row] -= record.bytes if _is_old(record, elapsed) else 0
 
@@ -641,7 +641,7 @@ class _Planner:
                 f" {MAX_CONCURRENT_LOADS} loads in progress"
             )
             return
-        size = self._estimate_of(at).size
+        size = self._cached_estimate(at).size
         most = pool_workers.free + pool_workers.movable
         most[list(self._banned(at, pool_workers))] = -math.inf
         could = most >= size

@@ -51,9 +51,9 @@ class PoolWorkers:
         self.idle, self.old, self.movable, self.seconds = (
             np.zeros(len(self.workers)) for _ in range(4)
         )
-        """By row: bytes of idle models, which may be evicted at once for waiting work; bytes of
-        those that may also be evicted for a model without waiting work; bytes of all models that
-        are not pinned; and for how long each worker has work.
+        """The rows are: bytes of idle models, which may be evicted at once for waiting work; bytes
+        of those that may also be evicted for a model without waiting work; bytes of all models that
+        are not pinned; and the time for which each worker has work.
         """
         self.loads = np.zeros(len(self.workers), dtype=np.int64)
         """Loads in progress."""

@@ -11,7 +11,7 @@ from libs.fleet import LOADING_STATES, FleetSnapshot
 from services.scheduler.planning.placement import RESIDENT, Order
 
 NOTE_SECONDS: Final = 600.0
-"""How long the note on an order is kept."""
+"""Time for which the note on an order is kept."""
 
 
 @dataclass(frozen=True, slots=True)

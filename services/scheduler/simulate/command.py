@@ -80,13 +80,14 @@ def replay(
         ),
     ] = None,
     zipf: Annotated[
-        float | None, typer.Option(metavar="SKEW", help="Make a trace: popularity by Zipf's law.")
+        float | None,
+        typer.Option(metavar="SKEW", help="Generate a trace: popularity by Zipf's law."),
     ] = None,
     bursty: Annotated[
-        bool, typer.Option("--bursty", help="Make a trace: sessions of bursts.")
+        bool, typer.Option("--bursty", help="Generate a trace: sessions of bursts.")
     ] = False,
     uniform: Annotated[
-        bool, typer.Option("--uniform", help="Make a trace: all models equally popular.")
+        bool, typer.Option("--uniform", help="Generate a trace: all models equally popular.")
     ] = False,
     models: Annotated[int, typer.Option(min=1, help="Models of a generated trace.")] = 80,
     requests: Annotated[int, typer.Option(min=1, help="Requests of a generated trace.")] = 20_000,
@@ -95,7 +96,7 @@ def replay(
     ] = 0.1,
     seed: Annotated[int, typer.Option(help="Seed of the first generated trace.")] = 0,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Made traces; results are means over them.")
+        int, typer.Option(min=1, help="Number of generated traces; results are means over them.")
     ] = 3,
     memory: Annotated[
         list[str] | None,
@@ -215,8 +216,8 @@ def scaling(
     seeds: Annotated[int, typer.Option(min=1, help="Runs; the table has their means.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Let KEDA scale one pool from and to zero, and report for how much of the time machines are
-    held and how long requests wait.
+    """Simulate KEDA, which scales one pool from and to zero, and report for how much of the time
+    machines are held and how long requests wait.
     """
     with exit_on_failure(), _errors_on_stderr():
         runs = []
@@ -253,7 +254,7 @@ def record_command(
         ),
     ] = Path("trace.csv"),
     seconds: Annotated[
-        float | None, typer.Option(min=0, help="How long. Default: until Ctrl-C.")
+        float | None, typer.Option(min=0, help="Duration. Default: until Ctrl-C.")
     ] = None,
     token: Annotated[
         str, typer.Option(envvar="SHOAL_TOKEN", help="Bearer token; better in the environment.")
@@ -265,7 +266,8 @@ def record_command(
         Path | None, typer.Option(envvar="SHOAL_TLS_CA", help="PEM file of the authority to trust.")
     ] = None,
     tls_cert: Annotated[
-        Path | None, typer.Option(envvar="SHOAL_TLS_CERT", help="PEM file of our certificate.")
+        Path | None,
+        typer.Option(envvar="SHOAL_TLS_CERT", help="PEM file of the client certificate."),
     ] = None,
     tls_key: Annotated[
         Path | None, typer.Option(envvar="SHOAL_TLS_KEY", help="PEM file of its key.")

@@ -122,7 +122,7 @@ class Outcome:
     wait_p50: float
     wait_p99: float
     seconds: float
-    """From the first request's arrival to the last one's answer."""
+    """Time from the first request's arrival to the last one's answer."""
     peak_bytes: int
     """The maximum that one device held."""
 
@@ -176,8 +176,8 @@ class _Lane:
     """Tokens that were in the queue when it was last counted."""
     holders: list[_Worker]
     """Workers that have it resident and not leaving."""
-    coming: int
-    """Workers that load it, or want to."""
+    loading: int
+    """Number of workers that load it, or want to."""
 
     @property
     def waiting_seconds(self) -> float:
@@ -308,7 +308,7 @@ class _Simulation:
             self._consider_copy(lane)
         else:
             self._misses += 1
-            if not lane.coming:
+            if not lane.loading:
                 self._want(lane, self._best(lane, self._workers))
 
     def _serve_first_idle(self, lane: _Lane) -> None:
@@ -381,7 +381,7 @@ class _Simulation:
         """Load one more copy if its load and the work before it take less than the wait for the
         present ones.
         """
-        if len(self._workers) == 1 or lane.coming or not lane.queue:
+        if len(self._workers) == 1 or lane.loading or not lane.queue:
             return
         wait = lane.waiting_seconds / len(lane.holders)
         others = [one for one in self._workers if lane.cost.model not in one.residents]
@@ -395,7 +395,7 @@ class _Simulation:
     # Loads and evictions
 
     def _want(self, lane: _Lane, worker: _Worker) -> None:
-        lane.coming += 1
+        lane.loading += 1
         worker.wanted[lane.cost.model] = self._now
         self._try_loads(worker)
 
@@ -455,7 +455,7 @@ class _Simulation:
         held = _Held(lane, since=self._now, last_used=self._now, floor=worker.floor)
         worker.residents[model] = held
         lane.holders.append(worker)
-        lane.coming -= 1
+        lane.loading -= 1
         self._emit(worker, "loaded", lane)
         if lane.queue:
             worker.ready[model] = held
@@ -510,8 +510,8 @@ class _Simulation:
             worker.leaving_bytes += lane.cost.bytes
         else:
             self._free(worker, held)
-        if lane.queue and not lane.holders and not lane.coming:
-            lane.coming += 1
+        if lane.queue and not lane.holders and not lane.loading:
+            lane.loading += 1
             best = self._best(lane, self._workers)
             best.wanted[lane.cost.model] = self._now
             self._at(self._now, self._try_loads, best)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 POLLING_SECONDS: Final = 5.0
-"""As configured in our ScaledObjects (k8s/components/keda)."""
+"""The pollingInterval of our ScaledObjects (k8s/components/keda)."""
 SYNC_SECONDS: Final = 15.0
 """Time between two syncs of an HPA (--horizontal-pod-autoscaler-sync-period)."""
 

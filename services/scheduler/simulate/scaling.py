@@ -46,11 +46,13 @@ class Cluster:
         default_factory=lambda: PoolSpec("pool", max_workers=20, node_seconds=120.0)
     )
     start_seconds: float = 180.0
-    """From a pod's creation to its worker's first heartbeat; may differ from the time in `spec`."""
+    """Time from a pod's creation to its worker's first heartbeat; it may differ from the time in
+    `spec`.
+    """
     load_seconds: float = 5.0
     cooldown_seconds: float = 600.0
     tokens_per_second: float = 5_000.0
-    """Of one worker."""
+    """Throughput of one worker."""
 
     def __post_init__(self) -> None:
         if (

@@ -32,7 +32,7 @@ class Request:
     """Seconds since the trace began."""
     model: str
     tokens: int
-    """At least 1."""
+    """Number of tokens, at least 1."""
     adapter: str = ""
 
 
@@ -42,13 +42,13 @@ class ModelCost:
 
     model: str
     bytes: int
-    """On the device."""
+    """Bytes on the device."""
     load_seconds: float
-    """From disk."""
+    """Duration of a load from disk."""
     warm_seconds: float | None = None
-    """From host memory; None: by the fleet's bandwidth."""
+    """Duration of a load from host memory; None: by the fleet's bandwidth."""
     tokens_per_second: float = TOKENS_PER_SECOND
-    """Of a forward pass."""
+    """Throughput of a forward pass."""
 
 
 @dataclass(frozen=True, slots=True)

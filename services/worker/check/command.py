@@ -125,7 +125,7 @@ def _tested(
 
     done: list[Test] = []
     try:
-        if report.card is not None and report.card.kind == "writer":
+        if report.card is not None and report.card.kind == "generative":
             tests = generation.run(copy.directory, report.model, overrides)
         else:
             tests = selftest.run(

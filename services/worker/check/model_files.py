@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shoal.cli.console import size
 
-from libs.catalog.checkpoint.adapter import base_of
+from libs.catalog.checkpoint.adapter import read_base_model
 from libs.errors import ModelNotFound
 from libs.store import Copy, Progress, is_model_id, open_copies, open_store
 from libs.store.select import CONFIGS
@@ -36,7 +36,7 @@ def find_model(
         copy = files.readable(path, _progress_reporter(model, on_progress, "converting"))
         return model, (
             files.with_base(copy, model, _progress_reporter(model, on_progress))
-            if base_of(path)
+            if read_base_model(path)
             else copy
         )
     try:

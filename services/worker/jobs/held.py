@@ -28,8 +28,8 @@ class Unwanted(Exception):
 
 
 PreparationKind = Literal["quick", "images", "documents"]
-"""How a job is prepared. Jobs with large images or documents may take seconds without a yield, so
-each kind has its own threads.
+"""The kind of a job's preparation. Jobs with large images or documents may take seconds without a
+yield, so each kind has separate threads.
 """
 
 
@@ -48,7 +48,7 @@ class Lease:
     answer_seconds: dict[str, float] = field(default_factory=dict)
     """Device seconds spent on these answers, by job ID."""
     pulled_at: float = 0.0
-    """When the pull was sent, by the worker's monotonic clock."""
+    """The time at which the pull was sent, by the worker's monotonic clock."""
     traceparent: str = ""
     """Trace context of the last traced answer in the outbox."""
     until_unix: float = 0.0

@@ -34,7 +34,7 @@ class JobSpan:
 
     @property
     def traceparent(self) -> str:
-        return "" if self.span is None else traces.traceparent_of(self.span)
+        return "" if self.span is None else traces.format_traceparent(self.span)
 
     def stage(self, name: str, started: float, ended: float) -> None:
         """Add a child span for one stage of the job."""
@@ -55,7 +55,7 @@ UNTRACED: Final = JobSpan()
 
 def begin(job: worker_pb2.Job, lane: worker_pb2.Lane, worker_id: str, *, waited: float) -> JobSpan:
     """Begin the span of a job that was just pulled, after `waited` seconds in its lane."""
-    context = traces.context_of(job.traceparent)
+    context = traces.parse_traceparent(job.traceparent)
     if context is None:
         return UNTRACED
     now, name = time.time_ns(), traces.lane_name(lane.pool, lane.model, lane.adapter)

@@ -64,7 +64,7 @@ class Source(Protocol):
         """
 
 
-def source_of(spec: str) -> Source | None:
+def parse_source(spec: str) -> Source | None:
     """Return the source that SHOAL_SPOT sets: none, aws, gcp or file:/path."""
     match spec:
         case "none":
@@ -96,7 +96,7 @@ class AwsSource:
                 raise
             self._token = ""  # it has expired
             answer = self._get()
-        return unix_time(_time_of(answer))
+        return unix_time(_parse_time(answer))
 
     def _get(self) -> str:
         if not self._token:
@@ -108,7 +108,7 @@ class AwsSource:
         )
 
 
-def _time_of(answer: str) -> str:
+def _parse_time(answer: str) -> str:
     try:
         return str(json.loads(answer)["time"])
     except (TypeError, KeyError) as error:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 MAX_ADAPTERS: Final = 32
 
 WANTED_SECONDS: Final = 60.0
-"""How long a request for an adapter is remembered while its model is loading."""
+"""Time for which a request for an adapter is remembered while its model is loading."""
 
 
 @runtime_checkable

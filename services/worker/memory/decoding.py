@@ -28,10 +28,10 @@ be empty.
 """
 
 MAX_WAIT_SECONDS: Final = 10.0
-"""How long an image may wait for memory before its job is refused."""
+"""Maximum time for which an image waits for memory before its job is refused."""
 
 _MEMORY_POLL_SECONDS: Final = 0.05
-"""How often a waiting image retries: models free memory without a notification."""
+"""Interval at which a waiting image retries: models free memory without a notification."""
 
 _NAME: Final = "images being decoded"
 

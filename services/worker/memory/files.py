@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.adapter import base_of
+from libs.catalog.checkpoint.adapter import read_base_model
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Catalog
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, NoCapacity, ShoalError
@@ -125,13 +125,13 @@ class ModelFiles:
         NoCapacity as the store does.
         """
         try:
-            name = base_of(copy.directory)
+            name = read_base_model(copy.directory)
             if not name:
                 return copy
             base = self._base(copy.directory, name, on_progress)
             if not is_merged(copy.directory, base.directory):
                 base.close()
-                raise _is_adapter(name)
+                raise _adapter_error(name)
             return copy.over(base)
         except (ModelNotFound, ModelBroken) as error:
             copy.close()
@@ -147,7 +147,7 @@ class ModelFiles:
         if found is not None:
             return self.readable(found)
         if not is_merged(directory, None):
-            raise _is_adapter(name)
+            raise _adapter_error(name)
         needed = f"an adapter of the model {name!r}, which is also needed"
         if self._store is None or on_progress is None:
             raise ModelBroken(f"{needed} but missing on this worker")
@@ -168,7 +168,7 @@ class ModelFiles:
         """
         try:
             directory = disk.find_adapter(self._shelves, model)
-            if is_merged(directory, self._on_shelf(base_of(directory))):
+            if is_merged(directory, self._on_shelf(read_base_model(directory))):
                 return directory
         except (ModelNotFound, ModelBroken):
             pass
@@ -298,7 +298,7 @@ class ModelFiles:
         """
         if directory not in self._base_names:
             try:
-                self._base_names[directory] = base_of(directory)
+                self._base_names[directory] = read_base_model(directory)
             except (ShoalError, OSError):
                 return ""
         return self._base_names[directory]
@@ -328,7 +328,7 @@ def _weight_bytes(directory: Path, base: Path | None, item_bytes: int) -> int:
     )
 
 
-def _is_adapter(base: str) -> ModelBroken:
+def _adapter_error(base: str) -> ModelBroken:
     return ModelBroken(
         f"is an adapter of {base!r}, which is not an image model: request that model, with this as "
         "its `adapter`"

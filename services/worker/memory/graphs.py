@@ -26,7 +26,7 @@ from services.worker.memory.resident import Resident
 log = logging.getLogger(__name__)
 
 _GRANT_SECONDS: Final = 1.0
-"""How long a forward pass waits for a grant of memory before it runs eagerly."""
+"""Maximum time for which a forward pass waits for a grant of memory before it runs eagerly."""
 
 
 @runtime_checkable

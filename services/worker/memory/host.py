@@ -46,7 +46,7 @@ class Warm:
     uses: int
     floor: float
     identity: EmbeddingIdentity | None
-    """As in Resident."""
+    """The identity of its vectors, as in Resident."""
 
 
 class HostMemory:

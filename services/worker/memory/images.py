@@ -27,7 +27,7 @@ _ENTRY_BYTES: Final = 512
 """Size of an entry without its numbers: key, array, and dictionary slot."""
 
 _ASK_AGAIN_SECONDS: Final = 1.0
-"""How often more memory is requested while there is too little."""
+"""Interval at which more memory is requested while there is too little."""
 
 
 @runtime_checkable

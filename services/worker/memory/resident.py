@@ -17,8 +17,8 @@ from services.worker.scheduling.meter import Meter
 REPORT_FAILURE_SECONDS: Final = 60.0
 
 UNUSED_SECONDS: Final = 1.0
-"""How long a newly loaded, unused adapter is protected from eviction. Otherwise two adapters could
-evict each other forever (thrashing).
+"""Time for which a newly loaded, unused adapter is protected from eviction. Otherwise two adapters
+could evict each other forever (thrashing).
 """
 
 
@@ -60,7 +60,7 @@ class AdapterCache:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when something changes that a load may be waiting for."""
     plain_used: float = 0.0
-    """When jobs without an adapter were last pulled."""
+    """The time at which jobs without an adapter were last pulled."""
 
     @property
     def bytes(self) -> int:
@@ -203,7 +203,7 @@ class Resident:
             return ""
         options = EncodeOptions.from_work(work)
         entry = self.adapters.entries.get(work.adapter)
-        found = self.identity.id_of(options, "" if entry is None else entry.files)
+        found = self.identity.compute_id(options, "" if entry is None else entry.files)
         if not is_expected(expected, found):
             loaded = list(self.adapters.entries.items())
             self.identity.check(options, expected, {name: one.files for name, one in loaded})

@@ -49,12 +49,12 @@ from services.worker.scheduling.meter import Meter
 log = logging.getLogger(__name__)
 
 _RECHECK_SECONDS: Final = 0.05
-"""How often a waiting load rechecks when only its waiting time, on which eviction also depends, has
-changed.
+"""Interval at which a waiting load rechecks when only its waiting time, on which eviction also
+depends, has changed.
 """
 
 _COMPUTING_SECONDS: Final = 0.002
-"""How often an eviction checks whether the last batch of a model without jobs is over."""
+"""Interval at which an eviction checks whether the last batch of a model without jobs is over."""
 
 _PATIENCE_SECONDS: Final = 60.0
 """A load that has waited this long may evict any unpinned model, however much work that model

@@ -1,7 +1,7 @@
 """Converts protobuf messages to work, and results to protobuf messages. Pure.
 
-On the request path: `read_job` and `to_work` right after a Pull, `result_of` and `failure_of` right
-before a Complete.
+On the request path: `read_job` and `to_work` right after a Pull, `encode_result` and `failure_of`
+right before a Complete.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def to_work(job: worker_pb2.Job, *, scope: str | None = None) -> Work:
     )
 
 
-def result_of(
+def encode_result(
     result: Result,
     *,
     revision: str,
@@ -291,7 +291,7 @@ def result_of(
     return message.SerializeToString()
 
 
-def part_of(result: EncodeResult, *, revision: str, embedding_id: str) -> bytes:
+def encode_part(result: EncodeResult, *, revision: str, embedding_id: str) -> bytes:
     """Return some chunks of a job's answer as a serialised EncodeResponse, without usage and
     timings.
     """

@@ -109,7 +109,7 @@ _MULTIPLEX: Final = _method(
 # Calls on the stream, by the field of MultiplexedCall.
 _PULL: Final = _method("pull", worker_pb2.PullRequest, worker_pb2.PullResponse)
 _COMPLETE: Final = _method("complete", worker_pb2.CompleteRequest, worker_pb2.CompleteResponse)
-_WRITTEN: Final = _method("written", worker_pb2.WrittenRequest, worker_pb2.WrittenResponse)
+_DELTAS: Final = _method("deltas", worker_pb2.DeltasRequest, worker_pb2.DeltasResponse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +207,11 @@ class Link:
             else:
                 return response.accepted
 
-    async def send_texts(self, request: worker_pb2.WrittenRequest) -> worker_pb2.WrittenResponse:
+    async def send_deltas(self, request: worker_pb2.DeltasRequest) -> worker_pb2.DeltasResponse:
         """Send texts on the stream of the current router. Raises NoCapacity on failure."""
         address = self._addresses[self._current]
         try:
-            return await self._send(address, _WRITTEN, request, COMPLETE_SECONDS)
+            return await self._send(address, _DELTAS, request, COMPLETE_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise NoCapacity(f"{address}: {error.code().name} {error.details()}") from error
 

@@ -28,7 +28,7 @@ _WARM_RUNS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ProfileBatch:
     """The input of a forward pass: a job about as large as the maximum batch."""
 
     texts: list[str]
@@ -86,28 +86,30 @@ def load(settings: Settings, model: str, copy: Copy) -> tuple[PackedModel, str, 
     return loaded, device.name, device.batch_tokens
 
 
-def fill(model: PackedModel, texts: Iterator[str], most_tokens: int, most_texts: int) -> Batch:
+def fill(
+    model: PackedModel, texts: Iterator[str], most_tokens: int, most_texts: int
+) -> ProfileBatch:
     """Fill a batch for the model's first task with texts, in order, at least one."""
     taken: list[str] = []
     tokens = 0
     for text in texts:
-        more = model.prepare(work_of(model, [text])).tokens
+        more = model.prepare(first_work(model, [text])).tokens
         if taken and (tokens + more > most_tokens or len(taken) == most_texts):
             break
         taken.append(text)
         tokens += more
-    work = work_of(model, taken)
-    return Batch(taken, work, model.prepare(work).tokens)
+    work = first_work(model, taken)
+    return ProfileBatch(taken, work, model.prepare(work).tokens)
 
 
-def work_of(model: PackedModel, texts: list[str]) -> Work:
+def first_work(model: PackedModel, texts: list[str]) -> Work:
     """Make a job for the model's first task."""
     return next(works(model.card, texts))
 
 
 def profile_forward(
     model: PackedModel,
-    batch: Batch,
+    batch: ProfileBatch,
     *,
     runs: int,
     device: str,

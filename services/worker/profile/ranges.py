@@ -56,7 +56,7 @@ def named_parts(model: PackedModel) -> Iterator[None]:
             )
         NativeLayer.forward = _in_range(NATIVE + "layer", at_once)  # type: ignore[method-assign]
         for module in {each for root in model.modules() for each in root.modules()}:
-            for part, method in _parts_of(module, module in heads):
+            for part, method in _profiled_methods(module, module in heads):
                 setattr(module, method, _in_range(PREFIX + part, getattr(module, method)))
                 wrapped.append((module, method))
         yield
@@ -68,7 +68,7 @@ def named_parts(model: PackedModel) -> Iterator[None]:
             delattr(module, method)
 
 
-def _parts_of(module: nn.Module, is_head: bool) -> Iterator[tuple[Part, str]]:
+def _profiled_methods(module: nn.Module, is_head: bool) -> Iterator[tuple[Part, str]]:
     if is_head:
         yield "pooling", "forward"
     for kind, part, methods in _METHODS:

@@ -47,13 +47,13 @@ def whole_texts(work: Work, prepared: Prepared, card: Card) -> tuple[int, int]:
     if prepared.image_tokens or is_divided or isinstance(work, TextWork | TokenWork):
         return 0, 0
     texts = work.documents if isinstance(work, ScoreWork) else work.texts
-    sequences, beside = _sequences(work, prepared, card)
+    sequences, other_bytes = _sequences(work, prepared, card)
     if len(sequences) != len(texts):
         return 0, 0
     tokens = read = 0
     for text, sequence in zip(texts, sequences, strict=True):
         own = sequence.tokens + (0 if sequence.before is None else len(sequence.before))
-        size = _utf8(text) + beside
+        size = _utf8(text) + other_bytes
         if own < card.max_tokens and own * MAX_BYTES_A_TOKEN >= size:
             tokens, read = tokens + own, read + size
     return tokens, read

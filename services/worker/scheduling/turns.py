@@ -18,8 +18,8 @@ double the duration of a burst.
 """
 
 REMEMBERED_SECONDS: Final = 5.0
-"""How long to remember the tag of a flow without waiting work. This is long against the time in
-which a busy lane is refilled, and bounds the state.
+"""Time for which the tag of a flow without waiting work is remembered. This is long against the
+time in which a busy lane is refilled, and bounds the state.
 """
 
 Key = TypeVar("Key", bound=Hashable)

@@ -1,4 +1,4 @@
-"""How batches end: cancellation, expiry, refused and failed requests, and limits of tenants, in
+"""The ends of batches: cancellation, expiry, refused and failed requests, and limits of tenants, in
 front of a fake router.
 """
 

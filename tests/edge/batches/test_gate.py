@@ -95,7 +95,7 @@ async def test_free_places_go_to_the_tenant_with_the_fewest_requests() -> None:
 
 
 async def test_few_answers_are_put_together_at_a_time() -> None:
-    """Also if their requests are cancelled."""
+    """The bound also holds if their requests are cancelled."""
     application = asgi.Application(Routers(("127.0.0.1:1",), None), lambda: Names({}), asgi.State())
     lock, may_end = threading.Lock(), threading.Event()
     loop, is_full = asyncio.get_running_loop(), asyncio.Event()

@@ -90,7 +90,7 @@ async def measured_delay(process: EdgeProcess) -> AsyncIterator[list[float]]:
     """Request `/livez` repeatedly over one connection; yield the seconds of each answer for which
     the edge computed.
 
-    The time in which other processes use the cores is no delay that the edge causes: the time
+    The time in which other processes use the cores is not a delay that the edge causes: the time
     until an answer counts only as far as the edge had CPU time in it.
     """
     seconds: list[float] = []

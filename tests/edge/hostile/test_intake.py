@@ -15,7 +15,7 @@ from shoal.errors import CannotConnect, ShoalError, Unauthenticated
 from shoal.transport.wire import Metadata
 
 from services.edge.intake import counting, reading
-from services.edge.intake.budget import Budget, Reservation, network_of
+from services.edge.intake.budget import Budget, Reservation, network_key
 from services.edge.intake.callers import (
     FRESH_SECONDS,
     MAX_CALLERS,
@@ -270,12 +270,12 @@ def test_budget_drops_tenants_and_addresses_without_requests() -> None:
 
 def test_ipv6_addresses_of_one_network_share_a_limit() -> None:
     assert (
-        network_of("2001:db8:1:2::5")
-        == network_of("2001:db8:1:2:ffff::7")
-        != network_of("2001:db8:1:3::5")
+        network_key("2001:db8:1:2::5")
+        == network_key("2001:db8:1:2:ffff::7")
+        != network_key("2001:db8:1:3::5")
     )
-    assert network_of("::ffff:10.0.0.1") == "10.0.0.1"
-    assert network_of("10.0.0.1") != network_of("10.0.0.2")
+    assert network_key("::ffff:10.0.0.1") == "10.0.0.1"
+    assert network_key("10.0.0.1") != network_key("10.0.0.2")
 
 
 class FakeClock:
@@ -340,7 +340,7 @@ async def test_stale_caller_is_used_while_it_is_refreshed() -> None:
     router.go.set()
     await until(lambda: not callers._asking)
     assert len(router.asked) == 2
-    assert await callers.tenant(caller("a")) == "a", "that no router answers is no refusal"
+    assert await callers.tenant(caller("a")) == "a", "a missing router is not a refusal"
     clock.seconds += MAX_STALE_SECONDS
     with pytest.raises(HttpError) as raised:
         await callers.tenant(caller("a"))

@@ -12,7 +12,7 @@ from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput
 from services.edge.dialects.tei_v1 import TOKENIZED_BYTES
-from services.edge.messages.pieces import ENTRIES_AT_ONCE, PIECE_BYTES, list_of, pieces_of
+from services.edge.messages.pieces import ENTRIES_AT_ONCE, PIECE_BYTES, encode_list, group_pieces
 from services.edge.teiv1 import tei_pb2 as tei
 from services.local.settings import free_port
 from services.router.admission.validation import limits
@@ -135,6 +135,6 @@ async def test_tokens_beyond_their_text_are_an_error_before_the_answer_begins(
 
 @pytest.mark.parametrize("count", [0, 1, ENTRIES_AT_ONCE, ENTRIES_AT_ONCE + 1, 40_000])
 def test_pieces_are_the_json_of_the_whole_list(count: int) -> None:
-    pieces = list(pieces_of(list_of({"id": number} for number in range(count))))
+    pieces = list(group_pieces(encode_list({"id": number} for number in range(count))))
     assert json.loads(b"".join(pieces)) == [{"id": number} for number in range(count)]
     assert all(PIECE_BYTES <= len(piece) < 2 * PIECE_BYTES for piece in pieces[:-1])

@@ -121,20 +121,20 @@ def waits(call: Callable[[], float | None]) -> float | None:
     return [call() for _ in range(3)][-1]
 
 
-def is_told(
+def reports_retry_after(
     kind: type[Exception], call: Callable[[], float | None], seconds: Callable[[Any], float]
 ) -> float | None:
     """Check clients that leave retries to their caller: repeat the call after the error's `seconds`
     until it succeeds.
     """
-    was_told = False
+    was_limited = False
     for _ in range(TRIES):
         try:
             found = call()
         except kind as error:
-            was_told = True
+            was_limited = True
             time.sleep(seconds(error))
         else:
-            if was_told:
+            if was_limited:
                 return found
-    raise AssertionError("no call was refused" if not was_told else "no call passed")
+    raise AssertionError("no call was refused" if not was_limited else "no call passed")

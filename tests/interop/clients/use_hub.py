@@ -15,9 +15,9 @@ from checking import (
     WAITED,
     check,
     distance,
-    is_told,
     labelled,
     refused,
+    reports_retry_after,
 )
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
@@ -116,7 +116,7 @@ check("AsyncInferenceClient.feature_extraction", asynchronous)
 check("errors", errors)
 check(
     f"feature_extraction, repeated by its caller {WAITED}",
-    lambda: is_told(
+    lambda: reports_retry_after(
         HfHubHTTPError, lambda: distance(limited.feature_extraction(TEXTS), VECTORS), seconds
     ),
 )

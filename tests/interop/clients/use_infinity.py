@@ -12,9 +12,9 @@ from checking import (
     WAITED,
     check,
     distance,
-    is_told,
     labelled,
     ranked,
+    reports_retry_after,
 )
 from infinity_client import Client
 from infinity_client.api.default import classify, embeddings, health, rerank
@@ -75,5 +75,5 @@ check("health", described)
 check("errors", errors)
 check(
     f"embeddings, repeated by its caller {WAITED}",
-    lambda: is_told(Refused, lambda: embed(limited), seconds),
+    lambda: reports_retry_after(Refused, lambda: embed(limited), seconds),
 )

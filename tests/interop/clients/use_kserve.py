@@ -16,8 +16,8 @@ from checking import (
     WAITED,
     check,
     distance,
-    is_told,
     refused,
+    reports_retry_after,
 )
 from tritonclient.utils import InferenceServerException
 
@@ -110,5 +110,5 @@ check(
 )
 check(
     f"infer, repeated by its caller {WAITED}",
-    lambda: is_told(InferenceServerException, slow, seconds),
+    lambda: reports_retry_after(InferenceServerException, slow, seconds),
 )

@@ -21,9 +21,9 @@ from checking import (
     check,
     distance,
     is_conversed,
-    is_told,
     is_written,
     refused,
+    reports_retry_after,
 )
 
 client = ollama.Client(host=BASE)
@@ -118,7 +118,7 @@ check("errors", errors)
 check("AsyncClient.embed", asynchronous)
 check(
     f"embed, repeated by its caller {WAITED}",
-    lambda: is_told(
+    lambda: reports_retry_after(
         ollama.ResponseError,
         lambda: distance(limited.embed(model=MODEL, input=TEXTS).embeddings, VECTORS),
         seconds,

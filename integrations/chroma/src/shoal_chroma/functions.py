@@ -25,15 +25,21 @@ from chromadb.utils.embedding_functions import (
 from shoal import ModelHandle
 
 _FIXED: Final = ("model", "options", "query_instruction")
-"""What may not change once vectors are stored: other vectors would be made."""
+"""Settings that may not change once vectors are stored, because they change the vectors."""
 
 
 class _ModelBase:
-    """`model`: its id, `org/name`. `address`: routers, `host:port` separated by commas; default
-    SHOAL_ADDRESS, else 127.0.0.1:50051. `token_env_var`: the variable that holds the token.
-    `timeout`: seconds for a request, retries included. `query_instruction` replaces the model's
-    prompt of queries. `options`: further arguments of `shoal.Client.encode`, such as {"dimensions":
-    256}."""
+    """A function that calls one model.
+
+    Args:
+        model: The model's id, `org/name`.
+        address: Routers, `host:port` separated by commas; default SHOAL_ADDRESS, otherwise
+            127.0.0.1:50051.
+        token_env_var: The variable that holds the token.
+        timeout: Seconds for a request, retries included.
+        query_instruction: A text that replaces the model's prompt of queries.
+        options: Further arguments of `shoal.Client.encode`, such as {"dimensions": 256}.
+    """
 
     def __init__(
         self,

@@ -33,10 +33,15 @@ class ShoalReranker(dspy.Module):
 
 
 class ShoalExtractor(dspy.Module):
-    """`extractor(text=…)` gives a Prediction with `found`: entities, labels or relations, maps with
-    the fields of shoal's `Entity`, `LabelScore` or `Relation`. `labels`: what to look for, for
-    zero-shot models; else the model's own. Other arguments as for `shoal.ModelHandle`. As
-    `dspy.Tool(extractor.tool)` it is a tool of an agent."""
+    """Finds entities, labels or relations in a text.
+
+    `extractor(text=…)` returns a Prediction with `found`: maps with the fields of shoal's `Entity`,
+    `LabelScore` or `Relation`. As `dspy.Tool(extractor.tool)` it is a tool of an agent. Other
+    arguments are those of `shoal.ModelHandle`.
+
+    Args:
+        labels: Labels to find, for zero-shot models; otherwise the model's own.
+    """
 
     def __init__(
         self,

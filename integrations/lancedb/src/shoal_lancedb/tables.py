@@ -29,11 +29,15 @@ _FOUND: Final[dict[Findings, pa.DataType]] = {
 
 
 class ShoalReranker(Reranker):
-    """Results of vector, full-text and hybrid searches, best first, with `_relevance_score`.
+    """Ranks results of vector, full-text and hybrid searches, best first, with `_relevance_score`.
 
-    `column`: the column with the text. `top_n`: number of results (0: all). `return_score` "all"
-    keeps the searches' scores. Other arguments as for `shoal.ModelHandle`. Any model that scores
-    may serve: a cross-encoder, a language model, late interaction (MaxSim) or an embedder (cosine).
+    Any model that scores may serve: a cross-encoder, a language model, late interaction (MaxSim) or
+    an embedder (cosine). Other arguments are those of `shoal.ModelHandle`.
+
+    Args:
+        column: The column with the text.
+        top_n: Number of results (0: all).
+        return_score: "all" keeps the scores of the searches.
     """
 
     def __init__(

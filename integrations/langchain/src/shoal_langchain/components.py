@@ -105,7 +105,7 @@ class ShoalExtractor(ModelBase, BaseTool):
     description: str = "Finds entities, labels or relations in a text."
     find: Findings = "entities"
     labels: list[str] = Field(default_factory=list)
-    """What to look for, for zero-shot models; else the model's own."""
+    """Labels to find, for zero-shot models; otherwise the model's own."""
 
     def _run(self, text: str) -> list[dict[str, Any]]:
         return self._handle.extract([text], self.find, self.labels)[0]

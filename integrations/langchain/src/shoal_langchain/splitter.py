@@ -25,8 +25,8 @@ class ShoalTextSplitter(ModelBase, TextSplitter):
     """
 
     method: Literal["sentences", "tokens", "markdown"] = "sentences"
-    """Where chunks end: at paragraphs and sentences, after `max_tokens`, or at Markdown's headings
-    and blocks.
+    """The rule by which chunks end: at paragraphs and sentences, after `max_tokens`, or at
+    Markdown's headings and blocks.
     """
     max_tokens: int = Field(default=0, ge=0)
     """Maximum tokens of a chunk; 0: 512, or the model's maximum if that is smaller."""

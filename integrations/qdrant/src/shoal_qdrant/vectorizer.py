@@ -16,12 +16,14 @@ Vector = list[float] | list[list[float]] | models.SparseVector
 
 
 class ShoalVectorizer:
-    """Texts as points with one named vector for each of `forms`, all of one forward pass: "dense",
-    "sparse", "multi_vector".
+    """Makes points of texts with one named vector for each of `forms`, all of one forward pass:
+    "dense", "sparse", "multi_vector".
 
-    `model`: its id, `org/name`. `names`: other names of the vectors, by form. Other arguments as
-    for `shoal.ModelHandle`; the model must support the forms. Methods with the prefix `a` are
-    coroutines.
+    Methods with the prefix `a` are coroutines. Other arguments are those of `shoal.ModelHandle`.
+
+    Args:
+        model: The id of a model that supports the forms, `org/name`.
+        names: Other names of the vectors, by form.
     """
 
     def __init__(

@@ -28,11 +28,11 @@ from typing import Final, Literal
 from shoal.bulk.cost import CostMeter
 from shoal.bulk.failures import InputChanged, JobError, StorageError
 from shoal.bulk.flow import MAX_CHARACTERS_IN_FLIGHT, Flow, Rate
-from shoal.bulk.inputs import Chunk, source_of
+from shoal.bulk.inputs import Chunk, open_source
 from shoal.bulk.manifest import CONTROL, MANIFEST, Manifest, Part, State, load
-from shoal.bulk.matching import changed_file, input_of
+from shoal.bulk.matching import changed_file, find_input
 from shoal.bulk.parts import Content, PartWriter, failed_rows, read_content
-from shoal.bulk.places import Place, absolute, version_of
+from shoal.bulk.places import Place, absolute, read_file_version
 from shoal.bulk.progress import Progress
 from shoal.bulk.sending import Answer, Sender
 from shoal.bulk.spec import InputFile, Limits, Recipe
@@ -79,7 +79,7 @@ def create(place: Place, uri: str, recipe: Recipe, limits: Limits) -> Manifest:
         raise JobError(
             f"{place.uri} has parts and no {MANIFEST}; choose another output, or delete them"
         )
-    version = input_of(uri)
+    version = find_input(uri)
     return Manifest(uuid.uuid4().hex[:12], recipe, version, limits, created_at=time.time())
 
 
@@ -219,7 +219,7 @@ class Job:
         self._meter = CostMeter(
             self._client, manifest.recipe.model, manifest.limits.prices, manifest.cost
         )
-        self._source = source_of(manifest.input, manifest.recipe)
+        self._source = open_source(manifest.input, manifest.recipe)
         manifest.total = manifest.total if self._source.total is None else self._source.total
         self._place.delete(CONTROL)
         manifest.state, manifest.error = "running", ""
@@ -264,7 +264,7 @@ class Job:
         """Return the next chunk, of the input as it was when the job began. Raises JobError."""
         chunk = next(reader, None)
         for then in self._source.take_read():
-            if (now := version_of(then.uri)) != then:
+            if (now := read_file_version(then.uri)) != then:
                 raise _input_changed(then, now)
         return chunk
 
@@ -333,7 +333,7 @@ class Job:
         old = self._manifest.parts[chunk.number]
         before = await asyncio.to_thread(self._place.read, old.name)
         if before is None:
-            raise StorageError(f"the part {self._place.path_of(old.name)} is missing")
+            raise StorageError(f"the part {self._place.full_path(old.name)} is missing")
         failed = failed_rows(before, self._manifest.recipe.suffix)
         rows = sorted({line["row"] - chunk.first for line in failed})
         answer = await self._send_until_answered(chunk, rows)
@@ -418,7 +418,7 @@ class Job:
         if self._writer.schema != self._manifest.schema or not self._manifest.parts:
             self._manifest.schema = self._writer.schema
             await self._save("running")
-        name = self._manifest.name_of(chunk.number, len(chunk), attempt)
+        name = self._manifest.chunk_part_name(chunk.number, len(chunk), attempt)
         part = await asyncio.to_thread(self._create, chunk.number, name, content, attempt)
         self._manifest.add(part)
 

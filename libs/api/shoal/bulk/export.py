@@ -19,7 +19,7 @@ def contents(place: Place, manifest: Manifest) -> Iterator[tuple[Part, bytes]]:
     """Yield the parts in input order. Raises StorageError if one is missing or changed."""
     for _, part in sorted(manifest.parts.items()):
         data = place.read(part.name)
-        path = place.path_of(part.name)
+        path = place.full_path(part.name)
         if data is None:
             raise StorageError(f"the part {path} is missing; run a new job with another output")
         if hashlib.sha256(data).hexdigest() != part.sha256:

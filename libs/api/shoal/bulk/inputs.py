@@ -74,7 +74,7 @@ class Source(Protocol):
         """Return the files that were read since the last call."""
 
 
-def source_of(version: InputVersion, recipe: Recipe) -> Source:
+def open_source(version: InputVersion, recipe: Recipe) -> Source:
     """Open an input by the suffix of its files. Raises JobError."""
     kinds: dict[InputFormat, Callable[[Sequence[InputFile], Recipe], Source]] = {
         "Parquet": ParquetSource,
@@ -196,12 +196,12 @@ class ParquetSource(_ReadFiles):
                 self._read.append(file)
                 with _parquet_file(file.uri) as opened_file:
                     try:
-                        yield from self._batches_of(opened_file, begin, wanted)
+                        yield from self._read_batches(opened_file, begin, wanted)
                     except (pyarrow.ArrowException, OSError) as error:
                         raise JobError(f"the input {file.uri} cannot be read: {error}") from error
             begin += rows
 
-    def _batches_of(self, file: Any, begin: int, wanted: IsWanted) -> Iterator[tuple[int, Any]]:
+    def _read_batches(self, file: Any, begin: int, wanted: IsWanted) -> Iterator[tuple[int, Any]]:
         """Yield the batches of a file; row groups without a wanted chunk are not read."""
         for group in range(file.metadata.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
@@ -338,9 +338,9 @@ class LineSource(_ReadFiles):
 
     def _rows_of(self, uri: str) -> Iterator[bytes | _Row]:
         """Yield the rows of a file; those of JSON are parsed when they are needed."""
-        return self._lines_of(uri)
+        return self._read_lines(uri)
 
-    def _lines_of(self, uri: str) -> Iterator[bytes]:
+    def _read_lines(self, uri: str) -> Iterator[bytes]:
         with opened(uri) as raw, io.BufferedReader(raw, _BUFFER_BYTES) as file:  # type: ignore[type-var]
             for number in itertools.count(1):
                 try:
@@ -379,7 +379,7 @@ def _parsed(line: bytes) -> _Row:
 
 
 class TableSource(LineSource):
-    """Rows of .csv and .tsv files below a header. All values are texts; blank lines are no rows."""
+    """Rows of .csv and .tsv files below a header. All values are texts; blank lines are ignored."""
 
     def __init__(self, files: Sequence[InputFile], recipe: Recipe) -> None:
         super().__init__(files, recipe)
@@ -387,7 +387,7 @@ class TableSource(LineSource):
         next(self._rows_of(files[0].uri), None)  # A wrong header is reported before the job starts.
 
     def _rows_of(self, uri: str) -> Iterator[_Row]:
-        lines = map(_decoded_line, self._lines_of(uri), itertools.count())
+        lines = map(_decoded_line, self._read_lines(uri), itertools.count())
         delimiter = DELIMITERS[uri[uri.rindex(".") :].lower()]
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
         try:

@@ -50,7 +50,7 @@ def scalar_json(pa: Any, scalar: Any) -> Any:
     return scalar.as_buffer().to_pybytes().decode(errors="replace")
 
 
-def column_of(pa: Any, name: str, values: Sequence[object], kind: Any, first: int) -> Any:
+def build_column(pa: Any, name: str, values: Sequence[object], kind: Any, first: int) -> Any:
     """Return an array of the JSON values of a field.
 
     Args:
@@ -61,7 +61,7 @@ def column_of(pa: Any, name: str, values: Sequence[object], kind: Any, first: in
     Raises:
         JobError: A value does not have the type.
     """
-    kind = _type_of(pa, values) if kind is None else kind
+    kind = _infer_type(pa, values) if kind is None else kind
     if kind == pa.string():
         return pa.array([_text(value) for value in values], kind)
     array = _converted(pa, values, kind)
@@ -75,7 +75,7 @@ def column_of(pa: Any, name: str, values: Sequence[object], kind: Any, first: in
     return array
 
 
-def _type_of(pa: Any, values: Sequence[object]) -> Any:
+def _infer_type(pa: Any, values: Sequence[object]) -> Any:
     """Return the type that holds all values unchanged; that of texts if none does."""
     array = _converted(pa, values, None)
     if array is None or pa.types.is_null(array.type) or pa.types.is_nested(array.type):

@@ -98,7 +98,7 @@ class Manifest:
         self.tokens += part.tokens
         self.truncated += part.truncated
 
-    def name_of(self, chunk: int, rows: int, attempt: int = 0) -> str:
+    def chunk_part_name(self, chunk: int, rows: int, attempt: int = 0) -> str:
         """Return the name of a chunk's part."""
         return part_name(self.recipe, self.input, chunk, rows, attempt)
 
@@ -124,9 +124,9 @@ class Manifest:
                 replaced.append(name)
                 continue
             part = read(name, place.read(name) or b"")
-            if part is None or name != self.name_of(chunk, part.rows, attempt):
+            if part is None or name != self.chunk_part_name(chunk, part.rows, attempt):
                 raise JobError(
-                    f"{place.path_of(name)} is not a part of this job; choose another output, or "
+                    f"{place.full_path(name)} is not a part of this job; choose another output, or "
                     "delete it"
                 )
             self.add(part)
@@ -190,12 +190,14 @@ def load(place: Place) -> Manifest | None:
         values = json.loads(data)
         if values["version"] != FORMAT:
             raise JobError(
-                f"{place.path_of(MANIFEST)} has version {values['version']}; this shoal reads "
+                f"{place.full_path(MANIFEST)} has version {values['version']}; this shoal reads "
                 f"version {FORMAT}"
             )
         return _from_json(values)
     except (ValueError, KeyError, TypeError) as error:
-        raise JobError(f"{place.path_of(MANIFEST)} is not a manifest of a job: {error}") from error
+        raise JobError(
+            f"{place.full_path(MANIFEST)} is not a manifest of a job: {error}"
+        ) from error
 
 
 def _from_json(values: Mapping[str, Any]) -> Manifest:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final, Literal
 
 from shoal.bulk.failures import JobError
-from shoal.bulk.places import found_below, kind_of, local_path, version_of
+from shoal.bulk.places import found_below, kind_of, local_path, read_file_version
 from shoal.bulk.spec import InputFile, InputVersion
 
 MAX_INPUT_FILES: Final = 10_000
 DELIMITERS: Final[Mapping[str, str]] = {".csv": ",", ".tsv": "\t"}
-"""What separates the cells of a table with a header, by the suffix of its file."""
+"""The separator of the cells of a table with a header, by the suffix of its file."""
 InputFormat = Literal["Parquet", "JSON lines", "CSV"]
 _FORMATS: Final[Mapping[str, InputFormat]] = {
     ".parquet": "Parquet",
@@ -29,7 +29,7 @@ _FORMATS: Final[Mapping[str, InputFormat]] = {
 _SUFFIXES: Final = tuple(_FORMATS)
 
 
-def input_of(uri: str) -> InputVersion:
+def find_input(uri: str) -> InputVersion:
     """Return the files of an input as they are now, sorted by name. Raises JobError."""
     files = _files(uri)
     if not files:
@@ -64,7 +64,7 @@ def _files(uri: str) -> list[InputFile]:
     if path.is_dir():
         root, found = uri.rstrip("/"), (one for one in path.rglob("*") if one.is_file())
     elif path.exists() or not glob.has_magic(uri):
-        return [version_of(uri)]
+        return [read_file_version(uri)]
     else:
         base, pattern = _divided(path)
         # `**` follows links: a file that has several names is read once, by the shortest of them.
@@ -72,19 +72,19 @@ def _files(uri: str) -> list[InputFile]:
         names.sort(key=lambda name: (len(name.parts), name), reverse=True)
         # It names its files, so that those of another format are an error.
         files = {name.resolve(): name for name in names if name.is_file()}.values()
-        return _sorted(map(version_of, map(str, files)), str(base))
-    return _readable(_sorted(map(version_of, map(str, found)), root))
+        return _sorted(map(read_file_version, map(str, files)), str(base))
+    return _readable(_sorted(map(read_file_version, map(str, found)), root))
 
 
 def _objects(uri: str) -> list[InputFile]:
     """Return the files of an input in an object store."""
     kind = kind_of(uri) if glob.has_magic(uri) or uri.lower().endswith(_SUFFIXES) else "directory"
     if kind == "file":  # Also one with `[` in its name.
-        return [version_of(uri)]
+        return [read_file_version(uri)]
     if glob.has_magic(uri) and kind != "directory":
         return _sorted(found_below(uri, is_pattern=True), _fixed(uri))
     if kind == "":
-        return [version_of(uri)]  # It raises the error of a missing file.
+        return [read_file_version(uri)]  # It raises the error of a missing file.
     return _readable(_sorted(found_below(uri, is_pattern=False), uri.rstrip("/")))
 
 
@@ -99,7 +99,7 @@ def _readable(files: list[InputFile]) -> list[InputFile]:
 
 
 def _divided(path: Path) -> tuple[Path, str]:
-    """Return the folder of a local pattern, and the rest of it. A folder that exists is no part of
+    """Return the folder of a local pattern, and the rest of it. An existing folder is not part of
     the pattern, even if it has brackets in its name.
     """
     parts = path.absolute().parts
@@ -133,7 +133,7 @@ def changed_file(then: InputVersion) -> tuple[InputFile, InputFile | None] | Non
     none has. Files that were added since do not count. Raises JobError.
     """
     if len(then.files) == 1:
-        now = {then.files[0].uri: version_of(then.files[0].uri)}
+        now = {then.files[0].uri: read_file_version(then.files[0].uri)}
     else:
         now = {file.uri: file for file in _files(then.uri)}
     changed = (file for file in then.files if now.get(file.uri) != file)

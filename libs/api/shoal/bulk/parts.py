@@ -19,7 +19,7 @@ import numpy as np
 from shoal.bulk.columns import SKIPPED, EncodedRows, fit_to_schema
 from shoal.bulk.failures import JobError
 from shoal.bulk.inputs import Chunk
-from shoal.bulk.kept import column_of, json_value, scalar_json
+from shoal.bulk.kept import build_column, json_value, scalar_json
 from shoal.bulk.sending import Answer
 from shoal.bulk.spec import Recipe
 from shoal.extractions import Extraction
@@ -158,7 +158,7 @@ class PartWriter:
         for name, values in chunk.kept.items():
             if isinstance(values, list):
                 kind = self._schema.field(name).type if self._schema is not None else None
-                values = column_of(pa, name, values, kind, chunk.first)
+                values = build_column(pa, name, values, kind, chunk.first)
             columns[name] = values
         return pa.table(columns)
 

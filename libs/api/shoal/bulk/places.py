@@ -62,7 +62,7 @@ class Place(Protocol):
     def is_locked(self) -> bool | None:
         """Return whether a process runs the job; None if that cannot be known."""
 
-    def path_of(self, name: str) -> str:
+    def full_path(self, name: str) -> str:
         """Return the path or URL of a file, for other programs."""
 
 
@@ -131,7 +131,7 @@ class Folder:
             return None
         return False
 
-    def path_of(self, name: str) -> str:
+    def full_path(self, name: str) -> str:
         return str(self.path / name)
 
     def _delete_temporary(self) -> None:
@@ -212,7 +212,7 @@ class ObjectFolder:
     def is_locked(self) -> bool | None:
         return None
 
-    def path_of(self, name: str) -> str:
+    def full_path(self, name: str) -> str:
         return f"{self.uri}/{name}"
 
     def _key(self, name: str) -> str:
@@ -308,14 +308,14 @@ def _listed(files: Any, root: str) -> list[tuple[str, bool]]:
     return [(path.rpartition("/")[2], is_dir) for path, is_dir in found if path != root]
 
 
-def version_of(uri: str) -> InputFile:
+def read_file_version(uri: str) -> InputFile:
     """Return the state of an input file now. Raises StorageError."""
     try:
         if _is_local(uri):
             found = _local(uri).stat()
             return InputFile(uri, found.st_size, f"mtime:{found.st_mtime_ns}")
         files, path = _remote(uri)
-        return _file_of(uri, _repeated(partial(_info, files, path)))
+        return _to_input_file(uri, _repeated(partial(_info, files, path)))
     except StorageError:
         raise
     except FileNotFoundError:
@@ -351,7 +351,7 @@ def found_below(uri: str, *, is_pattern: bool) -> list[InputFile]:
     except Exception as error:
         raise StorageError(f"the input {uri} cannot be listed: {error}") from error
     return [
-        _file_of(str(files.unstrip_protocol(name)), entry)
+        _to_input_file(str(files.unstrip_protocol(name)), entry)
         for name, entry in found.items()
         if entry["type"] == "file"
     ]
@@ -363,7 +363,7 @@ def _matched(files: Any, path: str, is_pattern: bool) -> dict[str, dict[str, Any
     return found
 
 
-def _file_of(uri: str, entry: dict[str, Any]) -> InputFile:
+def _to_input_file(uri: str, entry: dict[str, Any]) -> InputFile:
     tags = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "created")
     tag = next((f"{name}:{_plain(entry[name])}" for name in tags if entry.get(name)), "")
     return InputFile(uri, int(entry.get("size") or 0), tag)

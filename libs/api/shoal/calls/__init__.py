@@ -1,4 +1,4 @@
-"""How a call is executed: requests in parallel, deadlines, retries, retry budgets, trace spans.
+"""Execution of a call: requests in parallel, deadlines, retries, retry budgets, trace spans.
 
 Nothing here knows a verb, which is a `shoal.requests.plan.Plan`, or gRPC, which is behind
 `shoal.transport.wire`.

@@ -157,12 +157,12 @@ def size(count: float) -> str:
 
 @contextmanager
 def bar(
-    description: str, total: int, least: int = BAR_ITEMS
+    description: str, total: int, min_items: int = BAR_ITEMS
 ) -> Iterator[Callable[[int, int], None] | None]:
     """Show a progress bar and give its `on_progress`; None for fewer than `least` or without a
     terminal.
     """
-    if total < least or not sys.stderr.isatty():
+    if total < min_items or not sys.stderr.isatty():
         yield None
         return
     columns = (

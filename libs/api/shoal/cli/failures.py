@@ -1,4 +1,4 @@
-"""How commands report failures: words on stderr and exit status 1."""
+"""Reports of failures of commands: a message on stderr and exit status 1."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _ADVICE: tuple[tuple[type[ShoalError], str], ...] = (
             "folder"
         ),
     ),
-    (ModelBroken, "`shoal models show MODEL` says why it cannot be loaded"),
+    (ModelBroken, "`shoal models show MODEL` shows why it cannot be loaded"),
     (InputTooLong, "truncate it with --truncation end, or choose a model for longer texts"),
     (TaskNotSupported, "`shoal models show MODEL` lists its tasks"),
     (Overloaded, "the mesh is overloaded: try again later, or with a longer --timeout"),
@@ -176,7 +176,7 @@ def report_os_error(error: OSError) -> None:
 
 def _discard_stdout() -> None:
     """Let the flush at the end of the program succeed, which would report the error again."""
-    with suppress(OSError, ValueError):  # stdout may be no file
+    with suppress(OSError, ValueError):  # stdout may not be a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -38,7 +38,7 @@ def _joined(separator: str, *texts: Text) -> Text:
     return Text(separator).join(text for text in texts if text)
 
 
-def _type_of(option: core.TyperOption, ctx: Any) -> str | None:
+def _option_type(option: core.TyperOption, ctx: Any) -> str | None:
     """Return the type of an option's value; empty for a flag, where typer shows `<bool>` as if a
     value followed it.
     """
@@ -47,7 +47,7 @@ def _type_of(option: core.TyperOption, ctx: Any) -> str | None:
 
 def correct(app: typer.Typer) -> None:
     """Correct the help of an application and of its groups."""
-    core.TyperOption.display_type_rich = _type_of  # type: ignore[assignment,method-assign]
+    core.TyperOption.display_type_rich = _option_type  # type: ignore[assignment,method-assign]
     rich_utils.Table = _PanelTable  # type: ignore[attr-defined]
     _summarize(app)
 

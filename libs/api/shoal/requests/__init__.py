@@ -1,4 +1,4 @@
-"""From the arguments of a verb to request messages, and from replies to results. Pure, except for
+"""Conversion of a verb's arguments to request messages, and of replies to results. Pure, except for
 the array of a large answer.
 
 `plan.py` is the interface, implemented for each inference verb. Messages, splitting and merging

@@ -1,5 +1,5 @@
-"""From reply messages to numpy and dataclasses. Pure; the only module of the client that reads
-replies.
+"""Conversion of reply messages to numpy and dataclasses. Pure; the only module of the client that
+reads replies.
 
 A protobuf `bytes` field is one Python object, of which numpy makes a view: a received matrix is not
 copied, except for bfloat16, which numpy does not have and which becomes float32. An inconsistent
@@ -140,7 +140,7 @@ def _per_row(data: bytes, rows: int) -> Floats | None:
         return None
     values: Floats = np.frombuffer(data, dtype="<f4")
     if len(values) != rows:
-        raise ValueError(f"there are {len(values)} scales for {rows} rows")
+        raise ValueError(f"the vectors have {len(values)} scales for {rows} rows")
     return values
 
 

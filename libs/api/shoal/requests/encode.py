@@ -187,7 +187,7 @@ class EncodeParts:
     def take(self, reply: pb.EncodeResponse) -> EncodeResult:
         """Return the result of the next message. Raises InternalError if it cannot be read."""
         result = codec.encode_result(reply)
-        count = len(result.chunks) if result.is_divided else _rows_of(result)
+        count = len(result.chunks) if result.is_divided else _count_rows(result)
         first = self._items - (result.is_divided and result.chunks.continues)
         if first < 0:
             raise InternalError("the mesh's first chunks continue an item before them")
@@ -291,11 +291,11 @@ STREAMED_BYTES = 4 << 20
 gRPC's default, and the router frees sent parts early. For smaller answers one message costs less.
 """
 ASSUMED_DIMENSIONS = 1_024
-"""Of dense vectors, if the call does not say: as many as large encoders have. Small ones have
-384.
+"""Assumed length of dense vectors if the call does not set it: that of large encoders. Small ones
+have 384.
 """
 ASSUMED_TOKEN_DIMENSIONS = 128
-"""Of a token's vector: late-interaction models have 96 or 128."""
+"""Assumed length of a token's vector: late-interaction models have 96 or 128."""
 ASSUMED_ENTRIES = 256
 """Entries of a sparse row, 8 bytes each: SPLADE models return 100 to 300."""
 CHARACTERS_PER_TOKEN = 4
@@ -385,7 +385,7 @@ class EncodeSink:
     def take(self, reply: pb.EncodeResponse) -> None:
         """Raise InternalError if the message cannot be read or does not fit."""
         result = codec.encode_result(reply)
-        count = _rows_of(result)
+        count = _count_rows(result)
         if result.is_divided:  # How many rows there will be is not known before the last message.
             if len(result.chunks.starts) != count:
                 raise InternalError(
@@ -409,7 +409,7 @@ class EncodeSink:
         return merge_encode(self._parts)
 
 
-def _rows_of(result: EncodeResult) -> int:
+def _count_rows(result: EncodeResult) -> int:
     forms = result.representations
     counts = {
         *([len(result.dense)] if "dense" in forms else []),

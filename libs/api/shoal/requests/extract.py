@@ -249,7 +249,7 @@ def _tools(tools: Sequence[Mapping[str, object]]) -> str:
     try:
         return json.dumps([dict(tool) for tool in tools], ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"text.tools is no JSON: {error}", field="text.tools") from None
+        raise InvalidInput(f"text.tools is not JSON: {error}", field="text.tools") from None
 
 
 def _turn(number: int, turn: Turn) -> pb.Turn:
@@ -303,7 +303,7 @@ def _json(value: Mapping[str, object] | str | None, field: str) -> str:
     try:
         return json.dumps(dict(value), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{field} is no JSON: {error}", field=field) from None
+        raise InvalidInput(f"{field} is not JSON: {error}", field=field) from None
 
 
 def schema_message(schema: Schema) -> pb.StructureTask:

@@ -438,7 +438,7 @@ def _saved(path: str, image: PillowImage) -> bytes:
     """
     if image.mode in _WIDE_MODES:
         raise InvalidInput(
-            f"{path} is an image of mode {image.mode}, 32 bits a pixel; 8 and 16 are served",
+            f"{path} is an image of mode {image.mode}, 32 bits a pixel; 8 and 16 are supported",
             field=path,
         )
     out = BytesIO()

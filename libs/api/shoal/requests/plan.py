@@ -37,8 +37,8 @@ ItemRequest = TypeVar("ItemRequest", pb.EncodeRequest, pb.ScoreRequest, pb.Extra
 M = TypeVar("M")
 
 MAX_REPEATED_BYTES: Final = 192 << 20
-"""What all items of a request may repeat: routers let a request make a worker read 256 MiB, of
-which items are 64 MiB at most.
+"""Maximum bytes that are repeated with all items of a request: a request may make a worker read 256
+MiB, of which items are 64 MiB at most.
 """
 MAX_ANSWERED_BYTES: Final = 4 << 20
 """Maximum bytes of labels with scores that the answer to a request may repeat, as routers allow;
@@ -86,7 +86,7 @@ class Plan(ABC, Generic[Q, R, T]):
     method: Method[Q, R]
     name: str
     most_items: int = ANY_NUMBER
-    """Of a request; fewer where items have pages of documents."""
+    """Maximum number of items of a request; fewer where items have pages of documents."""
     stream: Method[Q, R] | None = None
     """The method for an answer that is expected to be large; a router that does not have it is
     called by `method`.

@@ -69,7 +69,7 @@ class TokenizePlan(Plan[pb.TokenizeRequest, pb.TokenizeResponse, TokenizeResult]
                 request.texts.append(self._texts[place])
             except ValueError as error:
                 raise InvalidInput(
-                    f"texts[{place}] is no Unicode text: {error}", field=f"texts[{place}]"
+                    f"texts[{place}] is not Unicode text: {error}", field=f"texts[{place}]"
                 ) from None
         return request
 

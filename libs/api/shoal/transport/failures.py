@@ -1,5 +1,5 @@
-"""From the status of a failed gRPC call to a ShoalError. The only reader of google.rpc details in
-the client.
+"""Conversion of the status of a failed gRPC call to a ShoalError. This is the only reader of
+google.rpc details in the client.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _CALL_OVERHEAD_BYTES: Final = 256
 """
 _TRACESTATE_CHARACTERS: Final = 512
 _BROKEN: Final = "Internal error from Core"
-"""What grpc.aio says where a write meets a connection that has just broken, before its status is
+"""The message of grpc.aio for a write to a connection that has just broken, before its status is
 known.
 """
 _FIELDS: Final = {

@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 LOOK_SECONDS = 1.0
-"""Between two checks of the same files for changes."""
+"""Time between two checks of the same files for changes."""
 SETTLE_SECONDS = 0.5
-"""How long a changed file must have been unmodified before it is read: one that is still being
-written would be read in part.
+"""Time for which a changed file must be unmodified before it is read, to avoid reading a partly
+written file.
 """
 _TOKEN = re.compile(r"[!-~]+")
 VARIABLES = {

@@ -45,7 +45,7 @@ class AliasServiceServicer(object):
     """
 
     def ListAliases(self, request, context):
-        """All aliases, by name.
+        """Lists all aliases, by name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

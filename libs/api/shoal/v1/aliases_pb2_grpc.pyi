@@ -30,7 +30,7 @@ class AliasServiceStub:
         shoal.v1.aliases_pb2.ListAliasesRequest,
         shoal.v1.aliases_pb2.ListAliasesResponse,
     ]
-    """All aliases, by name."""
+    """Lists all aliases, by name."""
 
     SetAlias: grpc.UnaryUnaryMultiCallable[
         shoal.v1.aliases_pb2.SetAliasRequest,
@@ -56,7 +56,7 @@ class AliasServiceAsyncStub:
         shoal.v1.aliases_pb2.ListAliasesRequest,
         shoal.v1.aliases_pb2.ListAliasesResponse,
     ]
-    """All aliases, by name."""
+    """Lists all aliases, by name."""
 
     SetAlias: grpc.aio.UnaryUnaryMultiCallable[
         shoal.v1.aliases_pb2.SetAliasRequest,
@@ -84,7 +84,7 @@ class AliasServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.aliases_pb2.ListAliasesRequest,
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.aliases_pb2.ListAliasesResponse, collections.abc.Awaitable[shoal.v1.aliases_pb2.ListAliasesResponse]]:
-        """All aliases, by name."""
+        """Lists all aliases, by name."""
 
     @abc.abstractmethod
     def SetAlias(

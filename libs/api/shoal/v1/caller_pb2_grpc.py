@@ -27,8 +27,8 @@ class CallerServiceServicer(object):
     """
 
     def GetCaller(self, request, context):
-        """Authenticates the caller by the metadata of this call, as a call of InferenceService would, and does nothing else. UNAUTHENTICATED
-        and PERMISSION_DENIED as there.
+        """Authenticates the caller by the metadata of this call, as a call of InferenceService does, and does nothing else. Fails with
+        UNAUTHENTICATED or PERMISSION_DENIED as such a call does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -21,9 +21,9 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class InferenceServiceStub:
     """Runs models. A model is a name in the request: it is loaded when first asked for, and the request waits for it.
 
-    Metadata read from every call: `x-request-id` (idempotency key, 1..128 printable ASCII characters; repeat it on a retry) and
-    `x-shoal-tenant` (who is asking, for fair queueing; default "default"), and `x-shoal-max-answer-bytes` (how many bytes of one message
-    the client reads, its `grpc.max_receive_message_length`; -1: any; default 4 MiB, as gRPC's). Without a deadline a call has 60 s.
+    Metadata read from every call: `x-request-id` (idempotency key, 1..128 printable ASCII characters; repeat it on a retry),
+    `x-shoal-tenant` (the tenant, for fair queueing; default "default"), and `x-shoal-max-answer-bytes` (the bytes of one message that
+    the client accepts, its `grpc.max_receive_message_length`; -1: any; default 4 MiB, as gRPC's). Without a deadline a call has 60 s.
     Errors carry one google.rpc.ErrorInfo (domain "shoal"); INVALID_ARGUMENT also a google.rpc.BadRequest with the field's path;
     errors that are worth a retry also a google.rpc.RetryInfo.
 
@@ -48,11 +48,12 @@ class InferenceServiceStub:
         shoal.v1.inference_pb2.EncodeRequest,
         shoal.v1.inference_pb2.EncodeResponse,
     ]
-    """The same in parts, for answers of any size: each message answers the next items of the request, in order, at least one and as
-    many as have about 1 MiB, and is sent as soon as they and all before them are answered. Joined, the rows are those of Encode.
+    """Encodes with a response in parts, for answers of any size: each message has the rows of the next items of the request, in order, at least
+    one and as many as have about 1 MiB, and is sent as soon as these items and all before them are done. Concatenated, the rows are those of
+    Encode.
     With `chunking` a message has the next chunks, of which those of an item may be in several messages (`Chunks.continues`): the
     first ones are sent while later ones are computed and, of the methods SENTENCES and MARKDOWN, while the rest of the text is read.
-    `usage` and `timings` are of the whole call and stand in the last message only; `model_revision` and `embedding_id` are in each. A message is above
+    `usage` and `timings` cover the whole call and are in the last message only; `model_revision` and `embedding_id` are in each. A message is above
     1 MiB only where a single item or chunk is, such as the vectors of a text's tokens: `grpc.max_receive_message_length` must allow that.
     An error is that of Encode, and may follow messages: the messages before it are valid, and the rest is not sent.
 
@@ -65,7 +66,7 @@ class InferenceServiceStub:
         shoal.v1.inference_pb2.ScoreRequest,
         shoal.v1.inference_pb2.ScoreResponse,
     ]
-    """Says how well each document answers a query."""
+    """Scores documents against a query."""
 
     Extract: grpc.UnaryUnaryMultiCallable[
         shoal.v1.inference_pb2.ExtractRequest,
@@ -80,7 +81,7 @@ class InferenceServiceStub:
         shoal.v1.inference_pb2.ExtractRequest,
         shoal.v1.inference_pb2.ExtractStreamResponse,
     ]
-    """The same as Extract, with the texts that a model generates while it generates them: messages with `deltas`, then one with
+    """Extracts, and streams the texts that a model generates: messages with `deltas`, then one with
     `response`. The deltas of a text add up to its text in `response`; where a text is only known at its end (beam search, regions)
     or was finished before its first part arrived, it is one delta of the last message. A client that reads slowly gets longer
     deltas, not more of them. An error is that of Extract, and may follow messages.
@@ -93,24 +94,23 @@ class InferenceServiceStub:
         shoal.v1.inference_pb2.TokenizeRequest,
         shoal.v1.inference_pb2.TokenizeResponse,
     ]
-    """Returns the tokens that a model's tokenizer makes of texts: ids, places in the text, counts, and what would be cut. No forward pass
-    runs, but a worker must have the model, so it is loaded as for Encode.
+    """Returns the tokens of texts by a model's tokenizer: ids, positions in the text, counts, and the cut that Encode would make. No forward
+    pass runs, but only workers have tokenizers, so the model is loaded as for Encode.
     """
 
     Detokenize: grpc.UnaryUnaryMultiCallable[
         shoal.v1.inference_pb2.DetokenizeRequest,
         shoal.v1.inference_pb2.DetokenizeResponse,
     ]
-    """Returns the texts that a model's tokenizer makes of the ids of tokens."""
+    """Returns the texts of token ids by a model's tokenizer."""
 
     Multiplex: grpc.StreamStreamMultiCallable[
         shoal.v1.multiplex_pb2.MultiplexRequest,
         shoal.v1.multiplex_pb2.MultiplexResponse,
     ]
-    """Many calls of Encode, Score and Extract on one stream, which costs both sides less than a call of gRPC's for each, and answers
-    that are ready together are sent together. Each call is treated, limited, counted and answered as if it had been made alone; they are
-    answered in any order. A credential that is not valid any more ends the stream, and so does the router after four minutes: its
-    calls in progress may be repeated with the same request id.
+    """Carries many calls of Encode, Score and Extract on one stream, which costs both sides less than a gRPC call for each; answers that are
+    ready together are sent together. Limits, metrics and logs treat each call as a separate call. Answers are in any order. The stream
+    ends when its credential becomes invalid, and after four minutes; calls in progress may be repeated with the same request id.
 
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
@@ -118,9 +118,9 @@ class InferenceServiceStub:
 class InferenceServiceAsyncStub:
     """Runs models. A model is a name in the request: it is loaded when first asked for, and the request waits for it.
 
-    Metadata read from every call: `x-request-id` (idempotency key, 1..128 printable ASCII characters; repeat it on a retry) and
-    `x-shoal-tenant` (who is asking, for fair queueing; default "default"), and `x-shoal-max-answer-bytes` (how many bytes of one message
-    the client reads, its `grpc.max_receive_message_length`; -1: any; default 4 MiB, as gRPC's). Without a deadline a call has 60 s.
+    Metadata read from every call: `x-request-id` (idempotency key, 1..128 printable ASCII characters; repeat it on a retry),
+    `x-shoal-tenant` (the tenant, for fair queueing; default "default"), and `x-shoal-max-answer-bytes` (the bytes of one message that
+    the client accepts, its `grpc.max_receive_message_length`; -1: any; default 4 MiB, as gRPC's). Without a deadline a call has 60 s.
     Errors carry one google.rpc.ErrorInfo (domain "shoal"); INVALID_ARGUMENT also a google.rpc.BadRequest with the field's path;
     errors that are worth a retry also a google.rpc.RetryInfo.
 
@@ -144,11 +144,12 @@ class InferenceServiceAsyncStub:
         shoal.v1.inference_pb2.EncodeRequest,
         shoal.v1.inference_pb2.EncodeResponse,
     ]
-    """The same in parts, for answers of any size: each message answers the next items of the request, in order, at least one and as
-    many as have about 1 MiB, and is sent as soon as they and all before them are answered. Joined, the rows are those of Encode.
+    """Encodes with a response in parts, for answers of any size: each message has the rows of the next items of the request, in order, at least
+    one and as many as have about 1 MiB, and is sent as soon as these items and all before them are done. Concatenated, the rows are those of
+    Encode.
     With `chunking` a message has the next chunks, of which those of an item may be in several messages (`Chunks.continues`): the
     first ones are sent while later ones are computed and, of the methods SENTENCES and MARKDOWN, while the rest of the text is read.
-    `usage` and `timings` are of the whole call and stand in the last message only; `model_revision` and `embedding_id` are in each. A message is above
+    `usage` and `timings` cover the whole call and are in the last message only; `model_revision` and `embedding_id` are in each. A message is above
     1 MiB only where a single item or chunk is, such as the vectors of a text's tokens: `grpc.max_receive_message_length` must allow that.
     An error is that of Encode, and may follow messages: the messages before it are valid, and the rest is not sent.
 
@@ -161,7 +162,7 @@ class InferenceServiceAsyncStub:
         shoal.v1.inference_pb2.ScoreRequest,
         shoal.v1.inference_pb2.ScoreResponse,
     ]
-    """Says how well each document answers a query."""
+    """Scores documents against a query."""
 
     Extract: grpc.aio.UnaryUnaryMultiCallable[
         shoal.v1.inference_pb2.ExtractRequest,
@@ -176,7 +177,7 @@ class InferenceServiceAsyncStub:
         shoal.v1.inference_pb2.ExtractRequest,
         shoal.v1.inference_pb2.ExtractStreamResponse,
     ]
-    """The same as Extract, with the texts that a model generates while it generates them: messages with `deltas`, then one with
+    """Extracts, and streams the texts that a model generates: messages with `deltas`, then one with
     `response`. The deltas of a text add up to its text in `response`; where a text is only known at its end (beam search, regions)
     or was finished before its first part arrived, it is one delta of the last message. A client that reads slowly gets longer
     deltas, not more of them. An error is that of Extract, and may follow messages.
@@ -189,24 +190,23 @@ class InferenceServiceAsyncStub:
         shoal.v1.inference_pb2.TokenizeRequest,
         shoal.v1.inference_pb2.TokenizeResponse,
     ]
-    """Returns the tokens that a model's tokenizer makes of texts: ids, places in the text, counts, and what would be cut. No forward pass
-    runs, but a worker must have the model, so it is loaded as for Encode.
+    """Returns the tokens of texts by a model's tokenizer: ids, positions in the text, counts, and the cut that Encode would make. No forward
+    pass runs, but only workers have tokenizers, so the model is loaded as for Encode.
     """
 
     Detokenize: grpc.aio.UnaryUnaryMultiCallable[
         shoal.v1.inference_pb2.DetokenizeRequest,
         shoal.v1.inference_pb2.DetokenizeResponse,
     ]
-    """Returns the texts that a model's tokenizer makes of the ids of tokens."""
+    """Returns the texts of token ids by a model's tokenizer."""
 
     Multiplex: grpc.aio.StreamStreamMultiCallable[
         shoal.v1.multiplex_pb2.MultiplexRequest,
         shoal.v1.multiplex_pb2.MultiplexResponse,
     ]
-    """Many calls of Encode, Score and Extract on one stream, which costs both sides less than a call of gRPC's for each, and answers
-    that are ready together are sent together. Each call is treated, limited, counted and answered as if it had been made alone; they are
-    answered in any order. A credential that is not valid any more ends the stream, and so does the router after four minutes: its
-    calls in progress may be repeated with the same request id.
+    """Carries many calls of Encode, Score and Extract on one stream, which costs both sides less than a gRPC call for each; answers that are
+    ready together are sent together. Limits, metrics and logs treat each call as a separate call. Answers are in any order. The stream
+    ends when its credential becomes invalid, and after four minutes; calls in progress may be repeated with the same request id.
 
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
@@ -214,9 +214,9 @@ class InferenceServiceAsyncStub:
 class InferenceServiceServicer(metaclass=abc.ABCMeta):
     """Runs models. A model is a name in the request: it is loaded when first asked for, and the request waits for it.
 
-    Metadata read from every call: `x-request-id` (idempotency key, 1..128 printable ASCII characters; repeat it on a retry) and
-    `x-shoal-tenant` (who is asking, for fair queueing; default "default"), and `x-shoal-max-answer-bytes` (how many bytes of one message
-    the client reads, its `grpc.max_receive_message_length`; -1: any; default 4 MiB, as gRPC's). Without a deadline a call has 60 s.
+    Metadata read from every call: `x-request-id` (idempotency key, 1..128 printable ASCII characters; repeat it on a retry),
+    `x-shoal-tenant` (the tenant, for fair queueing; default "default"), and `x-shoal-max-answer-bytes` (the bytes of one message that
+    the client accepts, its `grpc.max_receive_message_length`; -1: any; default 4 MiB, as gRPC's). Without a deadline a call has 60 s.
     Errors carry one google.rpc.ErrorInfo (domain "shoal"); INVALID_ARGUMENT also a google.rpc.BadRequest with the field's path;
     errors that are worth a retry also a google.rpc.RetryInfo.
 
@@ -244,11 +244,12 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.inference_pb2.EncodeRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[shoal.v1.inference_pb2.EncodeResponse], collections.abc.AsyncIterator[shoal.v1.inference_pb2.EncodeResponse]]:
-        """The same in parts, for answers of any size: each message answers the next items of the request, in order, at least one and as
-        many as have about 1 MiB, and is sent as soon as they and all before them are answered. Joined, the rows are those of Encode.
+        """Encodes with a response in parts, for answers of any size: each message has the rows of the next items of the request, in order, at least
+        one and as many as have about 1 MiB, and is sent as soon as these items and all before them are done. Concatenated, the rows are those of
+        Encode.
         With `chunking` a message has the next chunks, of which those of an item may be in several messages (`Chunks.continues`): the
         first ones are sent while later ones are computed and, of the methods SENTENCES and MARKDOWN, while the rest of the text is read.
-        `usage` and `timings` are of the whole call and stand in the last message only; `model_revision` and `embedding_id` are in each. A message is above
+        `usage` and `timings` cover the whole call and are in the last message only; `model_revision` and `embedding_id` are in each. A message is above
         1 MiB only where a single item or chunk is, such as the vectors of a text's tokens: `grpc.max_receive_message_length` must allow that.
         An error is that of Encode, and may follow messages: the messages before it are valid, and the rest is not sent.
 
@@ -263,7 +264,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.inference_pb2.ScoreRequest,
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.inference_pb2.ScoreResponse, collections.abc.Awaitable[shoal.v1.inference_pb2.ScoreResponse]]:
-        """Says how well each document answers a query."""
+        """Scores documents against a query."""
 
     @abc.abstractmethod
     def Extract(
@@ -282,7 +283,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.inference_pb2.ExtractRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[shoal.v1.inference_pb2.ExtractStreamResponse], collections.abc.AsyncIterator[shoal.v1.inference_pb2.ExtractStreamResponse]]:
-        """The same as Extract, with the texts that a model generates while it generates them: messages with `deltas`, then one with
+        """Extracts, and streams the texts that a model generates: messages with `deltas`, then one with
         `response`. The deltas of a text add up to its text in `response`; where a text is only known at its end (beam search, regions)
         or was finished before its first part arrived, it is one delta of the last message. A client that reads slowly gets longer
         deltas, not more of them. An error is that of Extract, and may follow messages.
@@ -297,8 +298,8 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.inference_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.inference_pb2.TokenizeResponse, collections.abc.Awaitable[shoal.v1.inference_pb2.TokenizeResponse]]:
-        """Returns the tokens that a model's tokenizer makes of texts: ids, places in the text, counts, and what would be cut. No forward pass
-        runs, but a worker must have the model, so it is loaded as for Encode.
+        """Returns the tokens of texts by a model's tokenizer: ids, positions in the text, counts, and the cut that Encode would make. No forward
+        pass runs, but only workers have tokenizers, so the model is loaded as for Encode.
         """
 
     @abc.abstractmethod
@@ -307,7 +308,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.inference_pb2.DetokenizeRequest,
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.inference_pb2.DetokenizeResponse, collections.abc.Awaitable[shoal.v1.inference_pb2.DetokenizeResponse]]:
-        """Returns the texts that a model's tokenizer makes of the ids of tokens."""
+        """Returns the texts of token ids by a model's tokenizer."""
 
     @abc.abstractmethod
     def Multiplex(
@@ -315,10 +316,9 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[shoal.v1.multiplex_pb2.MultiplexRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[shoal.v1.multiplex_pb2.MultiplexResponse], collections.abc.AsyncIterator[shoal.v1.multiplex_pb2.MultiplexResponse]]:
-        """Many calls of Encode, Score and Extract on one stream, which costs both sides less than a call of gRPC's for each, and answers
-        that are ready together are sent together. Each call is treated, limited, counted and answered as if it had been made alone; they are
-        answered in any order. A credential that is not valid any more ends the stream, and so does the router after four minutes: its
-        calls in progress may be repeated with the same request id.
+        """Carries many calls of Encode, Score and Extract on one stream, which costs both sides less than a gRPC call for each; answers that are
+        ready together are sent together. Limits, metrics and logs treat each call as a separate call. Answers are in any order. The stream
+        ends when its credential becomes invalid, and after four minutes; calls in progress may be repeated with the same request id.
 
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """

@@ -37,21 +37,21 @@ class MeshServiceServicer(object):
     """
 
     def GetMesh(self, request, context):
-        """The mesh as it is now.
+        """Returns the state of the mesh.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchMesh(self, request, context):
-        """The mesh as it is now, and again after every interval.
+        """Returns the state of the mesh, and again after every interval.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExplainPlacement(self, request, context):
-        """Why a model is where it is, and where it could go.
+        """Explains the placement of a model: the workers that hold it, and those that could.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -25,19 +25,19 @@ class MeshServiceStub:
         shoal.v1.mesh_pb2.GetMeshRequest,
         shoal.v1.mesh_pb2.GetMeshResponse,
     ]
-    """The mesh as it is now."""
+    """Returns the state of the mesh."""
 
     WatchMesh: grpc.UnaryStreamMultiCallable[
         shoal.v1.mesh_pb2.WatchMeshRequest,
         shoal.v1.mesh_pb2.WatchMeshResponse,
     ]
-    """The mesh as it is now, and again after every interval."""
+    """Returns the state of the mesh, and again after every interval."""
 
     ExplainPlacement: grpc.UnaryUnaryMultiCallable[
         shoal.v1.mesh_pb2.ExplainPlacementRequest,
         shoal.v1.mesh_pb2.ExplainPlacementResponse,
     ]
-    """Why a model is where it is, and where it could go."""
+    """Explains the placement of a model: the workers that hold it, and those that could."""
 
 class MeshServiceAsyncStub:
     """Shows the mesh."""
@@ -46,19 +46,19 @@ class MeshServiceAsyncStub:
         shoal.v1.mesh_pb2.GetMeshRequest,
         shoal.v1.mesh_pb2.GetMeshResponse,
     ]
-    """The mesh as it is now."""
+    """Returns the state of the mesh."""
 
     WatchMesh: grpc.aio.UnaryStreamMultiCallable[
         shoal.v1.mesh_pb2.WatchMeshRequest,
         shoal.v1.mesh_pb2.WatchMeshResponse,
     ]
-    """The mesh as it is now, and again after every interval."""
+    """Returns the state of the mesh, and again after every interval."""
 
     ExplainPlacement: grpc.aio.UnaryUnaryMultiCallable[
         shoal.v1.mesh_pb2.ExplainPlacementRequest,
         shoal.v1.mesh_pb2.ExplainPlacementResponse,
     ]
-    """Why a model is where it is, and where it could go."""
+    """Explains the placement of a model: the workers that hold it, and those that could."""
 
 class MeshServiceServicer(metaclass=abc.ABCMeta):
     """Shows the mesh."""
@@ -69,7 +69,7 @@ class MeshServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.mesh_pb2.GetMeshRequest,
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.mesh_pb2.GetMeshResponse, collections.abc.Awaitable[shoal.v1.mesh_pb2.GetMeshResponse]]:
-        """The mesh as it is now."""
+        """Returns the state of the mesh."""
 
     @abc.abstractmethod
     def WatchMesh(
@@ -77,7 +77,7 @@ class MeshServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.mesh_pb2.WatchMeshRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[shoal.v1.mesh_pb2.WatchMeshResponse], collections.abc.AsyncIterator[shoal.v1.mesh_pb2.WatchMeshResponse]]:
-        """The mesh as it is now, and again after every interval."""
+        """Returns the state of the mesh, and again after every interval."""
 
     @abc.abstractmethod
     def ExplainPlacement(
@@ -85,6 +85,6 @@ class MeshServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.mesh_pb2.ExplainPlacementRequest,
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.mesh_pb2.ExplainPlacementResponse, collections.abc.Awaitable[shoal.v1.mesh_pb2.ExplainPlacementResponse]]:
-        """Why a model is where it is, and where it could go."""
+        """Explains the placement of a model: the workers that hold it, and those that could."""
 
 def add_MeshServiceServicer_to_server(servicer: MeshServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

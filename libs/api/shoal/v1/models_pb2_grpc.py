@@ -6,7 +6,7 @@ from shoal.v1 import models_pb2 as shoal_dot_v1_dot_models__pb2
 
 
 class ModelServiceStub(object):
-    """Shows and steers models. LoadModel, EvictModel and PinModel are for operators.
+    """Shows and controls models. LoadModel, EvictModel and PinModel are for operators.
     """
 
     def __init__(self, channel):
@@ -43,25 +43,25 @@ class ModelServiceStub(object):
 
 
 class ModelServiceServicer(object):
-    """Shows and steers models. LoadModel, EvictModel and PinModel are for operators.
+    """Shows and controls models. LoadModel, EvictModel and PinModel are for operators.
     """
 
     def ListModels(self, request, context):
-        """Models that a worker has on disk, holds, or failed to load. Other ids may still work: they are looked for when asked for.
+        """Lists the models that a worker has on disk, holds, or failed to load. Other ids may work too: a model is searched when a request names it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """One model. NOT_FOUND if no worker knows it.
+        """Returns one model. NOT_FOUND if no worker knows it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadModel(self, request, context):
-        """Makes a model resident on one more worker, and waits until it is (at most the call's deadline).
+        """Makes a model resident on one more worker, and waits until it is (at most until the call's deadline).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -75,7 +75,7 @@ class ModelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PinModel(self, request, context):
-        """Keeps a model resident where it is, or ends that, and waits until the workers say so (at most the call's deadline).
+        """Keeps a model resident on the workers that hold it, or ends that, and waits until they confirm it (at most until the call's deadline).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,7 +117,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService(object):
-    """Shows and steers models. LoadModel, EvictModel and PinModel are for operators.
+    """Shows and controls models. LoadModel, EvictModel and PinModel are for operators.
     """
 
     @staticmethod

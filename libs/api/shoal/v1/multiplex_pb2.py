@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18shoal/v1/multiplex.proto\x12\x08shoal.v1\"\x9a\x02\n\x0fMultiplexedCall\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\x12\x12\n\ntracestate\x18\x04 \x01(\t\x12\x1c\n\x0ftimeout_seconds\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x06\x65ncode\x18\x06 \x01(\x0cH\x00\x12\x0f\n\x05score\x18\x07 \x01(\x0cH\x00\x12\x11\n\x07\x65xtract\x18\x08 \x01(\x0cH\x00\x12\x13\n\tcancelled\x18\t \x01(\x08H\x00\x12\x0e\n\x04pull\x18\n \x01(\x0cH\x00\x12\x12\n\x08\x63omplete\x18\x0b \x01(\x0cH\x00\x12\x11\n\x07written\x18\x0c \x01(\x0cH\x00\x42\x06\n\x04\x63\x61llB\x12\n\x10_timeout_seconds\"<\n\x10MultiplexRequest\x12(\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x19.shoal.v1.MultiplexedCall\"D\n\x12MultiplexedFailure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0f\n\x07\x64\x65tails\x18\x03 \x01(\x0c\"s\n\x11MultiplexedAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\x08response\x18\x02 \x01(\x0cH\x00\x12/\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1c.shoal.v1.MultiplexedFailureH\x00\x42\t\n\x07outcome\"A\n\x11MultiplexResponse\x12,\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1b.shoal.v1.MultiplexedAnswerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18shoal/v1/multiplex.proto\x12\x08shoal.v1\"\x99\x02\n\x0fMultiplexedCall\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\x12\x12\n\ntracestate\x18\x04 \x01(\t\x12\x1c\n\x0ftimeout_seconds\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x10\n\x06\x65ncode\x18\x06 \x01(\x0cH\x00\x12\x0f\n\x05score\x18\x07 \x01(\x0cH\x00\x12\x11\n\x07\x65xtract\x18\x08 \x01(\x0cH\x00\x12\x13\n\tcancelled\x18\t \x01(\x08H\x00\x12\x0e\n\x04pull\x18\n \x01(\x0cH\x00\x12\x12\n\x08\x63omplete\x18\x0b \x01(\x0cH\x00\x12\x10\n\x06\x64\x65ltas\x18\x0c \x01(\x0cH\x00\x42\x06\n\x04\x63\x61llB\x12\n\x10_timeout_seconds\"<\n\x10MultiplexRequest\x12(\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x19.shoal.v1.MultiplexedCall\"D\n\x12MultiplexedFailure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0f\n\x07\x64\x65tails\x18\x03 \x01(\x0c\"s\n\x11MultiplexedAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\x08response\x18\x02 \x01(\x0cH\x00\x12/\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1c.shoal.v1.MultiplexedFailureH\x00\x42\t\n\x07outcome\"A\n\x11MultiplexResponse\x12,\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1b.shoal.v1.MultiplexedAnswerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -22,13 +22,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.v1.multiplex_pb2', _g
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
   _globals['_MULTIPLEXEDCALL']._serialized_start=39
-  _globals['_MULTIPLEXEDCALL']._serialized_end=321
-  _globals['_MULTIPLEXREQUEST']._serialized_start=323
-  _globals['_MULTIPLEXREQUEST']._serialized_end=383
-  _globals['_MULTIPLEXEDFAILURE']._serialized_start=385
-  _globals['_MULTIPLEXEDFAILURE']._serialized_end=453
-  _globals['_MULTIPLEXEDANSWER']._serialized_start=455
-  _globals['_MULTIPLEXEDANSWER']._serialized_end=570
-  _globals['_MULTIPLEXRESPONSE']._serialized_start=572
-  _globals['_MULTIPLEXRESPONSE']._serialized_end=637
+  _globals['_MULTIPLEXEDCALL']._serialized_end=320
+  _globals['_MULTIPLEXREQUEST']._serialized_start=322
+  _globals['_MULTIPLEXREQUEST']._serialized_end=382
+  _globals['_MULTIPLEXEDFAILURE']._serialized_start=384
+  _globals['_MULTIPLEXEDFAILURE']._serialized_end=452
+  _globals['_MULTIPLEXEDANSWER']._serialized_start=454
+  _globals['_MULTIPLEXEDANSWER']._serialized_end=569
+  _globals['_MULTIPLEXRESPONSE']._serialized_start=571
+  _globals['_MULTIPLEXRESPONSE']._serialized_end=636
 # @@protoc_insertion_point(module_scope)

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class MultiplexedCall(_message.Message):
-    __slots__ = ("number", "request_id", "traceparent", "tracestate", "timeout_seconds", "encode", "score", "extract", "cancelled", "pull", "complete", "written")
+    __slots__ = ("number", "request_id", "traceparent", "tracestate", "timeout_seconds", "encode", "score", "extract", "cancelled", "pull", "complete", "deltas")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
@@ -18,7 +18,7 @@ class MultiplexedCall(_message.Message):
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
-    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
     number: int
     request_id: str
     traceparent: str
@@ -30,8 +30,8 @@ class MultiplexedCall(_message.Message):
     cancelled: bool
     pull: bytes
     complete: bytes
-    written: bytes
-    def __init__(self, number: _Optional[int] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., encode: _Optional[bytes] = ..., score: _Optional[bytes] = ..., extract: _Optional[bytes] = ..., cancelled: bool = ..., pull: _Optional[bytes] = ..., complete: _Optional[bytes] = ..., written: _Optional[bytes] = ...) -> None: ...
+    deltas: bytes
+    def __init__(self, number: _Optional[int] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., encode: _Optional[bytes] = ..., score: _Optional[bytes] = ..., extract: _Optional[bytes] = ..., cancelled: bool = ..., pull: _Optional[bytes] = ..., complete: _Optional[bytes] = ..., deltas: _Optional[bytes] = ...) -> None: ...
 
 class MultiplexRequest(_message.Message):
     __slots__ = ("calls",)

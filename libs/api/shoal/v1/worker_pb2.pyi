@@ -19,7 +19,7 @@ class Lane(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "request_id", "encode", "score", "extract", "tokenize", "detokenize", "first_item", "deadline_unix_ms", "queued_unix_ms", "traceparent", "tenant", "weight", "written_to", "item_answer_bytes", "document_pages", "document_bytes", "max_chunks")
+    __slots__ = ("job_id", "request_id", "encode", "score", "extract", "tokenize", "detokenize", "first_item", "deadline_unix_ms", "queued_unix_ms", "traceparent", "tenant", "weight", "stream_to", "item_answer_bytes", "document_pages", "document_bytes", "max_chunks")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENCODE_FIELD_NUMBER: _ClassVar[int]
@@ -33,7 +33,7 @@ class Job(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
-    WRITTEN_TO_FIELD_NUMBER: _ClassVar[int]
+    STREAM_TO_FIELD_NUMBER: _ClassVar[int]
     ITEM_ANSWER_BYTES_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_PAGES_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -51,12 +51,12 @@ class Job(_message.Message):
     traceparent: str
     tenant: str
     weight: float
-    written_to: str
+    stream_to: str
     item_answer_bytes: int
     document_pages: int
     document_bytes: int
     max_chunks: int
-    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., encode: _Optional[_Union[_inference_pb2.EncodeRequest, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreRequest, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractRequest, _Mapping]] = ..., tokenize: _Optional[_Union[_inference_pb2.TokenizeRequest, _Mapping]] = ..., detokenize: _Optional[_Union[_inference_pb2.DetokenizeRequest, _Mapping]] = ..., first_item: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., queued_unix_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., written_to: _Optional[str] = ..., item_answer_bytes: _Optional[int] = ..., document_pages: _Optional[int] = ..., document_bytes: _Optional[int] = ..., max_chunks: _Optional[int] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., encode: _Optional[_Union[_inference_pb2.EncodeRequest, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreRequest, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractRequest, _Mapping]] = ..., tokenize: _Optional[_Union[_inference_pb2.TokenizeRequest, _Mapping]] = ..., detokenize: _Optional[_Union[_inference_pb2.DetokenizeRequest, _Mapping]] = ..., first_item: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., queued_unix_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., stream_to: _Optional[str] = ..., item_answer_bytes: _Optional[int] = ..., document_pages: _Optional[int] = ..., document_bytes: _Optional[int] = ..., max_chunks: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("worker_id", "epoch", "pool", "lanes", "budget_tokens", "budget_jobs", "wait_seconds", "can_load", "wire_version", "batch_id", "asked_again", "except_tenants")
@@ -87,14 +87,14 @@ class PullRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., budget_tokens: _Optional[int] = ..., budget_jobs: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., can_load: bool = ..., wire_version: _Optional[int] = ..., batch_id: _Optional[str] = ..., asked_again: bool = ..., except_tenants: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PullResponse(_message.Message):
-    __slots__ = ("lane", "batch_id", "jobs", "lease_ms", "load_model", "load_adapter", "beat", "now_unix_ms")
+    __slots__ = ("lane", "batch_id", "jobs", "lease_ms", "load_model", "load_adapter", "heartbeat_now", "now_unix_ms")
     LANE_FIELD_NUMBER: _ClassVar[int]
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     LOAD_MODEL_FIELD_NUMBER: _ClassVar[int]
     LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
-    BEAT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_NOW_FIELD_NUMBER: _ClassVar[int]
     NOW_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     lane: Lane
     batch_id: str
@@ -102,9 +102,9 @@ class PullResponse(_message.Message):
     lease_ms: int
     load_model: str
     load_adapter: str
-    beat: bool
+    heartbeat_now: bool
     now_unix_ms: int
-    def __init__(self, lane: _Optional[_Union[Lane, _Mapping]] = ..., batch_id: _Optional[str] = ..., jobs: _Optional[_Iterable[bytes]] = ..., lease_ms: _Optional[int] = ..., load_model: _Optional[str] = ..., load_adapter: _Optional[str] = ..., beat: bool = ..., now_unix_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, lane: _Optional[_Union[Lane, _Mapping]] = ..., batch_id: _Optional[str] = ..., jobs: _Optional[_Iterable[bytes]] = ..., lease_ms: _Optional[int] = ..., load_model: _Optional[str] = ..., load_adapter: _Optional[str] = ..., heartbeat_now: bool = ..., now_unix_ms: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("reason", "message", "field", "retry_after_seconds")
@@ -338,15 +338,15 @@ class ConnectResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class WrittenRequest(_message.Message):
-    __slots__ = ("worker_id", "texts")
+class DeltasRequest(_message.Message):
+    __slots__ = ("worker_id", "deltas")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
-    texts: _containers.RepeatedCompositeFieldContainer[WrittenText]
-    def __init__(self, worker_id: _Optional[str] = ..., texts: _Optional[_Iterable[_Union[WrittenText, _Mapping]]] = ...) -> None: ...
+    deltas: _containers.RepeatedCompositeFieldContainer[JobDelta]
+    def __init__(self, worker_id: _Optional[str] = ..., deltas: _Optional[_Iterable[_Union[JobDelta, _Mapping]]] = ...) -> None: ...
 
-class WrittenText(_message.Message):
+class JobDelta(_message.Message):
     __slots__ = ("job_id", "router", "batch_id", "item", "page", "offset", "text", "chunks")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTER_FIELD_NUMBER: _ClassVar[int]
@@ -366,7 +366,7 @@ class WrittenText(_message.Message):
     chunks: bytes
     def __init__(self, job_id: _Optional[str] = ..., router: _Optional[str] = ..., batch_id: _Optional[str] = ..., item: _Optional[int] = ..., page: _Optional[int] = ..., offset: _Optional[int] = ..., text: _Optional[str] = ..., chunks: _Optional[bytes] = ...) -> None: ...
 
-class WrittenResponse(_message.Message):
+class DeltasResponse(_message.Message):
     __slots__ = ("forwarded_bytes",)
     FORWARDED_BYTES_FIELD_NUMBER: _ClassVar[int]
     forwarded_bytes: int

@@ -7,7 +7,7 @@ from shoal.v1 import worker_pb2 as shoal_dot_v1_dot_worker__pb2
 
 
 class WorkerServiceStub(object):
-    """Hands out work. A worker may call any router, and another one for each call.
+    """Gives work to workers. A worker may call any router, and another one for each call.
     """
 
     def __init__(self, channel):
@@ -34,31 +34,31 @@ class WorkerServiceStub(object):
 
 
 class WorkerServiceServicer(object):
-    """Hands out work. A worker may call any router, and another one for each call.
+    """Gives work to workers. A worker may call any router, and another one for each call.
     """
 
     def Heartbeat(self, request, context):
-        """Reports the worker, renews its leases, and brings back directives and cancellations. Every 2 s, and at once when a model's state
-        changes.
+        """Reports the worker, renews its leases, and returns directives and cancellations. A worker calls it every 2 s, and at once when a
+        model's state changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Connect(self, request, context):
-        """Stays open while the worker's process lives; one message says that the router watches it. When it breaks and the worker does not reconnect, its leases end
-        at once instead of running out. A router ends it after some minutes; the worker then opens it again, at any router.
+        """Stays open while the worker's process lives; one message confirms that the router watches it. If it breaks and the worker does not
+        reconnect, its leases end at once instead of expiring. A router ends it after some minutes; the worker then opens it again, at any router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Multiplex(self, request_iterator, context):
-        """Carries the calls of one worker that hand out and take back work, many at a time:
+        """Carries many calls of one worker at a time:
         - `pull` (PullRequest, PullResponse) waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer
         means that none arrived.
         - `complete` (CompleteRequest, CompleteResponse) returns results, failures and unfinished jobs of a leased batch.
-        - `written` (WrittenRequest, WrittenResponse) passes on what models have written or computed so far. It may be lost.
+        - `deltas` (DeltasRequest, DeltasResponse) forwards text and chunks while they are computed. It may be lost.
         A router ends a stream of four minutes; workers open another one every half minute, which may reach another router.
 
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
@@ -93,7 +93,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService(object):
-    """Hands out work. A worker may call any router, and another one for each call.
+    """Gives work to workers. A worker may call any router, and another one for each call.
     """
 
     @staticmethod

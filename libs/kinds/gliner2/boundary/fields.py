@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.kinds.gliner2.boundary.records import Record, RecordBound, Scores, records_of
+from libs.kinds.gliner2.boundary.records import Record, RecordBound, Scores, find_records
 from libs.kinds.gliner2.boundary.spans import Span, disjoint, sent
 from libs.models.interface.results import Field, Structure, Value
 from libs.models.interface.schema import SchemaField, SchemaStructure
@@ -67,7 +67,7 @@ class StructureReader:
         """Raise InvalidInput for more records than `bound` allows."""
         self._asked, self._scores, self._frame, self._choices = asked, scores, frame, choices
         self._threshold, self._bound = threshold, bound
-        self._records = records_of(asked, scores, threshold, bound)
+        self._records = find_records(asked, scores, threshold, bound)
         self._anchors = [
             frame.characters(*scores.places[record.anchor].tolist()) for record in self._records
         ]

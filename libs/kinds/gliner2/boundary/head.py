@@ -62,7 +62,7 @@ class BoundaryPlaces:
     """Tokens of the fields of structures, then of entities, then of each relation's head and
     tail."""
     records: tuple[tuple[bool, ...], ...]
-    """For each structure and field, whether it has a single value."""
+    """Whether a field has a single value, for each structure and field."""
     relations: int
     """Number of relations."""
     threshold: float
@@ -198,9 +198,9 @@ class BoundaryHead(nn.Module):
         for place, text, (*ends, own), (*query, nothing) in zip(
             places, texts, edges, wanted, strict=True
         ):
-            yield self._of_text(place, Text(*text, *ends), own, Queries(*query), nothing)
+            yield self._text_logits(place, Text(*text, *ends), own, Queries(*query), nothing)
 
-    def _of_text(
+    def _text_logits(
         self,
         place: BoundaryPlaces,
         text: Text,

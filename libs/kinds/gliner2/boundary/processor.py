@@ -25,7 +25,7 @@ from libs.models.interface.results import Entity, Extraction, Relation, Structur
 from libs.models.interface.schema import Schema
 from libs.models.interface.sequences import Output, SparseRow
 from libs.models.text.processing.answers import sigmoid
-from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
+from libs.models.text.processing.extraction.words import WordFrame, Words, WordSequence
 
 Array = NDArray[np.float32]
 Numbers = NDArray[np.int64]
@@ -40,8 +40,10 @@ class BoundaryProcessor(SchemaProcessor):
         super().__init__(card, frame)
         self._settings = settings
 
-    def places(self, schema: Schema, prompt: SchemaPrompt, framed: Framed) -> BoundaryPlaces:
-        return _places(schema, prompt, framed)
+    def places(
+        self, schema: Schema, prompt: SchemaPrompt, sequence: WordSequence
+    ) -> BoundaryPlaces:
+        return _places(schema, prompt, sequence)
 
     def read_output(
         self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str
@@ -51,19 +53,19 @@ class BoundaryProcessor(SchemaProcessor):
         ).extraction()
 
 
-def _places(schema: Schema, prompt: SchemaPrompt, framed: Framed) -> BoundaryPlaces:
+def _places(schema: Schema, prompt: SchemaPrompt, sequence: WordSequence) -> BoundaryPlaces:
     begin = _begin(prompt)
     before, queries, classes = (
-        framed.prompt[begin:],
-        framed.prompt[prompt.fields],
-        framed.prompt[prompt.classes],
+        sequence.prompt[begin:],
+        sequence.prompt[prompt.fields],
+        sequence.prompt[prompt.classes],
     )
     if (before < 0).any():
         raise InvalidInput(
             "a choice of the schema has no token in the model's tokenizer",
             field="structure.structures",
         )
-    words = np.concatenate([before, framed.pieces])
+    words = np.concatenate([before, sequence.pieces])
     choices = np.array(prompt.choices, dtype=np.int32) - np.int32(begin)
     threshold = THRESHOLD if schema.threshold is None else schema.threshold
     if not len(words):  # no text to search

@@ -45,7 +45,7 @@ class Record:
     anchor: int
     """The span that identifies the record."""
     fields: tuple[tuple[tuple[int, float], ...], ...]
-    """For each field, its spans with the probability that they belong to this record."""
+    """The spans of each field with the probability that they belong to this record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Scores:
     """Probabilities that a span fills a record's field, [fields, records, spans]."""
 
 
-def records_of(
+def find_records(
     asked: SchemaStructure, scores: Scores, threshold: float, bound: RecordBound
 ) -> list[Record]:
     """Return the records in the order of the text.

@@ -39,7 +39,7 @@ class InstanceQueries(nn.Module):
         shape."""
         super().__init__()
         self.recurrent = _Recurrent(state, size, file)
-        self.after = _AFTER[kind](state, size, file)
+        self.after = _QUERY_LAYERS[kind](state, size, file)
 
     def forward(self, fields: Tensor, counts: Sequence[int], steps: Sequence[int]) -> Tensor:
         """Return queries [queries, size], ordered by task, then instance, then field.
@@ -111,7 +111,7 @@ class _Recurrent(nn.Module):
         return torch.cat(outputs)
 
 
-class _After(nn.Module):
+class _QueryLayers(nn.Module):
     """The part of a counting layer after its recurrent network."""
 
     def __init__(self, state: State, size: int, file: str) -> None:
@@ -128,7 +128,7 @@ class _After(nn.Module):
         raise NotImplementedError
 
 
-class _Projector(_After):
+class _Projector(_QueryLayers):
     """Two layers over a state and its field (count_lstm)."""
 
     def __init__(self, state: State, size: int, file: str) -> None:
@@ -140,7 +140,7 @@ class _Projector(_After):
         return self.outer.forward(self.inner.forward(torch.cat([states, fields], dim=-1)))
 
 
-class _Transformer(_After):
+class _Transformer(_QueryLayers):
     """A small transformer over the fields of an instance (count_lstm_v2)."""
 
     def __init__(self, state: State, size: int, file: str) -> None:
@@ -179,7 +179,7 @@ class _Transformer(_After):
         return result
 
 
-class _Experts(_After):
+class _Experts(_QueryLayers):
     """All experts, weighted by a router (count_lstm_moe)."""
 
     def __init__(self, state: State, size: int, file: str) -> None:
@@ -208,7 +208,7 @@ class _Experts(_After):
         return found
 
 
-_AFTER: Final[Mapping[Counting, type[_After]]] = {
+_QUERY_LAYERS: Final[Mapping[Counting, type[_QueryLayers]]] = {
     "count_lstm": _Projector,
     "count_lstm_v2": _Transformer,
     "count_lstm_moe": _Experts,

@@ -24,7 +24,7 @@ from libs.kinds.gliner2.spans.counting import MAX_INSTANCES, InstanceQueries, la
 from libs.models.interface.head import Array
 from libs.models.interface.packed import Packed, Rows
 from libs.models.interface.sequences import InputSequence, Output, SparseRow
-from libs.models.text.heads.extraction.spans import SpanMarker, folded, spans_of
+from libs.models.text.heads.extraction.spans import SpanMarker, enumerate_spans, folded
 from libs.models.text.heads.extraction.words import prefix_sums
 
 Ids = NDArray[np.int32]
@@ -63,7 +63,7 @@ class Query(NamedTuple):
     field: int
 
 
-def queries_of(tasks: Sequence[SpanTask], counts: Array) -> list[Query]:
+def build_queries(tasks: Sequence[SpanTask], counts: Array) -> list[Query]:
     """Return the queries of one sequence, in the order of the head's output.
 
     Args:
@@ -106,7 +106,7 @@ class StructureHead(nn.Module):
     """Map hidden states to each sequence's logits of counts [tasks, 20] and of classes [classes],
     and probabilities of spans.
 
-    Spans are a sparse row over queries x (spans in `spans_of`'s order, then choices).
+    Spans are a sparse row over queries x (spans in `enumerate_spans`'s order, then choices).
     """
 
     reads_device: Literal[True] = True
@@ -286,7 +286,7 @@ class _Plan:
                 for each, most in zip(place.tasks, own, strict=True)
                 for field in each.fields * most
             ]
-            sides = np.stack(spans_of(len(place.words), width))
+            sides = np.stack(enumerate_spans(len(place.words), width))
             count, columns = sides.shape[1], sides.shape[1] + len(place.choices)
             free, bound = (
                 [

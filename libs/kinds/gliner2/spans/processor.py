@@ -16,7 +16,7 @@ from libs.errors import InvalidInput
 from libs.kinds.gliner2.card import Gliner2
 from libs.kinds.gliner2.processor import SchemaNotes, SchemaProcessor
 from libs.kinds.gliner2.schemas import SchemaPrompt
-from libs.kinds.gliner2.spans.head import Query, SchemaPlaces, SpanTask, queries_of
+from libs.kinds.gliner2.spans.head import Query, SchemaPlaces, SpanTask, build_queries
 from libs.models.interface.results import (
     Classification,
     Entity,
@@ -29,11 +29,11 @@ from libs.models.interface.results import (
 )
 from libs.models.interface.schema import Schema, SchemaClassification, SchemaField
 from libs.models.interface.sequences import Output, SparseRow
-from libs.models.text.heads.extraction.spans import spans_of
+from libs.models.text.heads.extraction.spans import enumerate_spans
 from libs.models.text.processing.answers import best_first, labels_reaching, sigmoid
 from libs.models.text.processing.entities import softmax
 from libs.models.text.processing.extraction.spans import Candidates, disjoint
-from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
+from libs.models.text.processing.extraction.words import WordFrame, Words, WordSequence
 
 Array = NDArray[np.float32]
 Ids = NDArray[np.int32]
@@ -50,8 +50,8 @@ class StructureProcessor(SchemaProcessor):
         super().__init__(card, frame)
         self._settings = settings
 
-    def places(self, schema: Schema, prompt: SchemaPrompt, framed: Framed) -> SchemaPlaces:
-        return _places(prompt, framed)
+    def places(self, schema: Schema, prompt: SchemaPrompt, sequence: WordSequence) -> SchemaPlaces:
+        return _places(prompt, sequence)
 
     def read_output(
         self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str
@@ -60,9 +60,9 @@ class StructureProcessor(SchemaProcessor):
         return _Answers(text, words, self._settings, notes, row, path).extraction()
 
 
-def _places(prompt: SchemaPrompt, framed: Framed) -> SchemaPlaces:
+def _places(prompt: SchemaPrompt, sequence: WordSequence) -> SchemaPlaces:
     names, fields, classes, choices = (
-        framed.prompt[np.array(numbers, dtype=np.int64)]
+        sequence.prompt[np.array(numbers, dtype=np.int64)]
         for numbers in (prompt.names, prompt.fields, prompt.classes, prompt.choices)
     )
     if (choices < 0).any():
@@ -70,7 +70,7 @@ def _places(prompt: SchemaPrompt, framed: Framed) -> SchemaPlaces:
             "a choice of the schema has no token in the model's tokenizer",
             field="structure.structures",
         )
-    return SchemaPlaces(tuple(prompt.tasks), names, fields, classes, framed.pieces, choices)
+    return SchemaPlaces(tuple(prompt.tasks), names, fields, classes, sequence.pieces, choices)
 
 
 class AnswerBound:
@@ -108,7 +108,7 @@ class _Answers:
         self._text, self._words, self._notes = text, words, notes
         self._counts, classes, self._found = row
         self._classes = classes / np.float32(settings.class_temperature)
-        self._starts, self._ends = spans_of(len(words), settings.max_width)
+        self._starts, self._ends = enumerate_spans(len(words), settings.max_width)
         self._bound = AnswerBound(text, path)
 
     def extraction(self) -> Extraction:
@@ -141,7 +141,7 @@ class _Answers:
     def _by_query(self, tasks: Sequence[SpanTask]) -> Iterator[tuple[Query, tuple[Ids, Array]]]:
         """Yield each query with its columns, ascending, and their probabilities."""
         columns = len(self._starts) + len(self._notes.prompt.choices)
-        queries = queries_of(tasks, self._counts)
+        queries = build_queries(tasks, self._counts)
         bounds = np.searchsorted(
             self._found.indices, np.arange(len(queries) + 1, dtype=np.int64) * columns
         )

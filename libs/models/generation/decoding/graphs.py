@@ -94,7 +94,10 @@ class StepGraphs:
             return
         step = _Step(self._forward, StepShape(max(self._pending), self._forward.width))
         self._pending.discard(step.shape.sequences)
-        size = ROUGH_BYTES + step.shape.sequences * self._forward.writer.vocabulary * _SCORE_BYTES
+        size = (
+            ROUGH_BYTES
+            + step.shape.sequences * self._forward.language_model.vocabulary * _SCORE_BYTES
+        )
         if self._owner.reserve(self._capture.bytes + size):
             try:
                 step.captured = self._capture.capture(step.run, step.shape.empty())
@@ -135,7 +138,7 @@ class StepGraphs:
         wanted_tokens, wanted = self._forward.run(step.shape, step.captured.buffer)
         self._owner.report("checked", "")
         if (apart := distance(scores[: len(rows)], wanted[: len(rows)])) > tolerance(
-            self._forward.writer.decoder.dtype
+            self._forward.language_model.decoder.dtype
         ):
             self._switch_off("differed", f"by {apart:.2g} in a step of {len(rows)} sequences")
         return wanted_tokens, wanted

@@ -29,8 +29,11 @@ from libs.models.layers.encoder import Layer, PackedEncoder, Shared, resident_by
 
 
 class LanguageHead(nn.Module):
-    """Maps hidden states to scores of the next token. `scale`: a factor on the states (T5).
-    `softcap`: cap * tanh(scores / cap).
+    """Maps hidden states to scores of the next token.
+
+    Args:
+        scale: A factor on the states (T5).
+        softcap: Soft cap of the scores: cap * tanh(scores / cap).
     """
 
     def __init__(

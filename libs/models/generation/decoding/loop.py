@@ -68,26 +68,32 @@ class DecodeLoop:
 
     def __init__(
         self,
-        writer: LanguageModel,
+        language_model: LanguageModel,
         pages: int,
         *,
         slots: int | None = None,
         most_rows: int = MAX_ROWS,
     ) -> None:
-        """Create a loop. Keys and values take `pages * writer.page_bytes` of memory, and the states
-        of layers without keys `slots * writer.state_bytes`; never more.
+        """Create a loop.
+
+        Keys and values take at most `pages * language_model.page_bytes` of memory, and the states
+        of layers without keys `slots * language_model.state_bytes`.
 
         Args:
             slots: The largest number of rows at a time, of a model with states; None: as many as
                 pages.
         """
-        self.writer, self.pool = writer, PagePool(pages)
-        self._pages = writer.pages(pages)
-        has_states = writer.state_bytes > 0
-        self._states = writer.states((pages if slots is None else slots) if has_states else 0)
+        self.language_model, self.pool = language_model, PagePool(pages)
+        self._pages = language_model.pages(pages)
+        has_states = language_model.state_bytes > 0
+        self._states = language_model.states(
+            (pages if slots is None else slots) if has_states else 0
+        )
         self._most_rows = most_rows
         self._steps = (
-            StepForward(writer, self._pages) if StepForward.takes(writer, self._pages) else None
+            StepForward(language_model, self._pages)
+            if StepForward.takes(language_model, self._pages)
+            else None
         )
         self._graphs: StepGraphs | None = None
         self._sequences: list[DecodeSequence] = []
@@ -103,7 +109,7 @@ class DecodeLoop:
         the model cannot process.
         """
         prompt, longest = self._extent(request)
-        settings = request.settings or self.writer.settings
+        settings = request.settings or self.language_model.settings
         cross = 0 if request.states is None else len(request.states)
         return pages_needed(len(prompt), longest, settings.beams, cross)
 
@@ -115,8 +121,8 @@ class DecodeLoop:
 
     def _slots_needed(self, request: Request) -> int:
         """Return the number of slots for the states of a request's rows."""
-        beams = (request.settings or self.writer.settings).beams
-        return beams if self.writer.state_bytes else 0
+        beams = (request.settings or self.language_model.settings).beams
+        return beams if self.language_model.state_bytes else 0
 
     def add(self, request: Request) -> DecodeSequence:
         """Claim a request's pages. A following step prefills it. Raises InvalidInput, and
@@ -138,7 +144,7 @@ class DecodeLoop:
             request,
             prompt,
             longest,
-            request.settings or self.writer.settings,
+            request.settings or self.language_model.settings,
             claim,
             self._states.claim(slots),
         )
@@ -188,7 +194,7 @@ class DecodeLoop:
             return self._decode(self._steps, pieces)
         self._keep_states([piece.sequence for piece in pieces if piece.sequence.states is not None])
         places = self._places(pieces)
-        scores = self.writer.forward(
+        scores = self.language_model.forward(
             self._batch(pieces, places), self._pages, places, yield_point, self._states
         )
         for piece in pieces:
@@ -209,7 +215,7 @@ class DecodeLoop:
         likeliest, scores = steps.eager(rows) if made is None else made
         for piece in pieces:
             piece.row.stored += 1
-        bound = self.writer.settings.vocabulary
+        bound = self.language_model.settings.vocabulary
         if any(_needs_scores(piece.sequence, bound) for piece in pieces):
             return self._choose(pieces, scores)
         tokens: list[int] = likeliest.tolist()
@@ -219,24 +225,32 @@ class DecodeLoop:
 
     def _extent(self, request: Request) -> tuple[Ids, int]:
         """Return the prompt, and its length with the longest answer."""
-        writer, settings = self.writer, request.settings or self.writer.settings
+        language_model, settings = (
+            self.language_model,
+            request.settings or self.language_model.settings,
+        )
         prompt = request.prompt
         if prompt is None and settings.start is not None:
             prompt = np.array([settings.start], np.int32)
         if prompt is None or not len(prompt):
             raise InvalidInput("the prompt is empty: at least one token is needed")
-        if writer.has_cross != (request.states is not None) or (
+        if language_model.has_cross != (request.states is not None) or (
             request.states is not None and not len(request.states)
         ):
             raise InvalidInput(
                 "encoder states must be given for models with an encoder, and only for those"
             )
-        if not 0 <= int(prompt.min()) <= int(prompt.max()) < writer.decoder.embed.vocabulary:
+        if (
+            not 0
+            <= int(prompt.min())
+            <= int(prompt.max())
+            < language_model.decoder.embed.vocabulary
+        ):
             raise InvalidInput(
-                f"the prompt has a token outside 0..{writer.decoder.embed.vocabulary - 1}"
+                f"the prompt has a token outside 0..{language_model.decoder.embed.vocabulary - 1}"
             )
-        new = settings.longest(len(prompt), request.most, writer.max_positions)
-        turn = writer.decoder.long_from
+        new = settings.longest(len(prompt), request.most, language_model.max_positions)
+        turn = language_model.decoder.long_from
         if settings.beams > 1 and len(prompt) <= turn:
             # Beams share pages of keys, so their keys cannot be computed again.
             new = min(new, turn - len(prompt))
@@ -270,26 +284,26 @@ class DecodeLoop:
                 sequence.claim.take() for _ in range(pages_for(sequence.cross_tokens))
             ]
             sequence.states = None
-        self.writer.keep_states(
+        self.language_model.keep_states(
             states, self._pages, [sequence.cross_pages for sequence in sequences]
         )
 
     def _places(self, pieces: Sequence[_Piece]) -> KeyValuePlaces:
         cross = None
-        if self.writer.has_cross:
+        if self.language_model.has_cross:
             cross = (
                 [piece.sequence.cross_tokens for piece in pieces],
                 [piece.sequence.cross_pages for piece in pieces],
             )
         keys = [piece.row.stored + piece.count for piece in pieces]
         pages = [piece.row.pages for piece in pieces]
-        slots = [piece.row.slot for piece in pieces] if self.writer.state_bytes else ()
+        slots = [piece.row.slot for piece in pieces] if self.language_model.state_bytes else ()
         return KeyValuePlaces.create(
-            [piece.count for piece in pieces], keys, pages, self.writer.device, cross, slots
+            [piece.count for piece in pieces], keys, pages, self.language_model.device, cross, slots
         )
 
     def _batch(self, pieces: Sequence[_Piece], places: KeyValuePlaces) -> Packed:
-        device, where = self.writer.device, places.every
+        device, where = self.language_model.device, places.every
         spans = [(last - count, last) for last, count in zip(where.keys, where.rows, strict=True)]
         ids = np.concatenate(
             [piece.row.ids[first:last] for piece, (first, last) in zip(pieces, spans, strict=True)]
@@ -344,7 +358,7 @@ class DecodeLoop:
     def _write(self, piece: _Piece, token: int, score: TokenScore | None) -> Delta:
         sequence, row = piece.sequence, piece.row
         row.write(token)
-        if row.length - 1 == self.writer.decoder.long_from:
+        if row.length - 1 == self.language_model.decoder.long_from:
             row.stored = 0  # long sequences have other frequencies: compute all keys again
         ends = sequence.request.ends
         finish: Finish | None = None
@@ -383,17 +397,17 @@ class DecodeLoop:
         self._sequences.remove(sequence)
 
 
-def compile_kernels(writer: LanguageModel, most: int) -> None:
+def compile_kernels(language_model: LanguageModel, most: int) -> None:
     """Generate two tokens with each variant of a step's kernels for up to `most` sequences.
 
     Triton compiles a kernel at its first use, which takes seconds: on a load's thread, only that
     model waits for it, and on the device thread all do. Without Triton this does nothing.
     """
-    if not StepForward.takes(writer, writer.pages(1)):
+    if not StepForward.takes(language_model, language_model.pages(1)):
         return
     request = Request(np.zeros(2, np.int32), most=2, settings=Settings())
-    for count in StepForward.sizes(writer, most):
-        loop = DecodeLoop(writer, count)
+    for count in StepForward.sizes(language_model, most):
+        loop = DecodeLoop(language_model, count)
         for _ in range(count):
             loop.add(request)
         while loop.sequences:

@@ -63,8 +63,11 @@ class Edits:
 
 
 class Rules:
-    """The rules of one request. `prompt`: tokens of the decoder's prompt. `longest`: tokens of
-    prompt and longest answer together.
+    """The rules of one request.
+
+    Args:
+        prompt: Number of tokens of the decoder's prompt.
+        longest: Maximum tokens of prompt and answer together.
     """
 
     def __init__(

@@ -149,7 +149,7 @@ def read_settings(directory: Path) -> Settings:
     """
     own = read_config(directory, FILE)
     if own is not None:
-        return settings_of(Config(own.values, file=FILE))
+        return parse_settings(Config(own.values, file=FILE))
     config = need_config(directory, "config.json")
     parts = [{**config.part(key).values, "max_length": None} for key in ("text_config", "decoder")]
     said = [
@@ -158,10 +158,10 @@ def read_settings(directory: Path) -> Settings:
         for key, value in part.items()
         if value is not None
     ]
-    return settings_of(Config(dict(said)))
+    return parse_settings(Config(dict(said)))
 
 
-def settings_of(config: Config) -> Settings:
+def parse_settings(config: Config) -> Settings:
     """Read the settings of one object. Raises as `read_settings`."""
     for key, neutral in _NEUTRAL.items():
         if config.has(key) and config.values[key] not in neutral:

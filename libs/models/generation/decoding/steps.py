@@ -110,33 +110,36 @@ def _parts(buffer: _Array, shape: StepShape) -> tuple[_Array, _Array, _Array, _A
 class StepForward:
     """A model's decode step over the pages of its loop."""
 
-    def __init__(self, writer: LanguageModel, pages: Sequence[Pages]) -> None:
-        self.writer, self.width = writer, pages_for(writer.max_positions)
+    def __init__(self, language_model: LanguageModel, pages: Sequence[Pages]) -> None:
+        self.language_model, self.width = language_model, pages_for(language_model.max_positions)
         self._pages = pages
 
     @staticmethod
-    def takes(writer: LanguageModel, pages: Sequence[Pages]) -> bool:
+    def takes(language_model: LanguageModel, pages: Sequence[Pages]) -> bool:
         """Return whether the model's steps can run this way: on CUDA, without cross attention,
         states in place of keys, or length-dependent launches.
         """
         if (
-            writer.has_cross
-            or writer.state_bytes
+            language_model.has_cross
+            or language_model.state_bytes
             or not has_triton(pages[0][0])
-            or not writer.decoder.is_graph_capturable
+            or not language_model.decoder.is_graph_capturable
         ):
             return False
         from libs.kernels.attention import paged_triton
 
-        return paged_triton.takes(writer.heads, writer.kv_heads, writer.head_size)
+        return paged_triton.takes(
+            language_model.heads, language_model.kv_heads, language_model.head_size
+        )
 
     @staticmethod
-    def sizes(writer: LanguageModel, most: int) -> list[int]:
+    def sizes(language_model: LanguageModel, most: int) -> list[int]:
         """Return numbers of sequences up to `most` whose steps use all variants of the kernels."""
         from libs.kernels.attention import paged_triton
 
         of_splits = {
-            paged_triton.splits(count, writer.kv_heads): count for count in range(most, 0, -1)
+            paged_triton.splits(count, language_model.kv_heads): count
+            for count in range(most, 0, -1)
         }
         return list(of_splits.values())
 
@@ -145,12 +148,12 @@ class StepForward:
         vocabulary] float32, without waiting for the device.
         """
         batch, places = shape.batch(buffer)
-        scores = self.writer.forward(batch, self._pages, places)
-        return scores[:, : self.writer.settings.vocabulary].argmax(dim=1), scores
+        scores = self.language_model.forward(batch, self._pages, places)
+        return scores[:, : self.language_model.settings.vocabulary].argmax(dim=1), scores
 
     def eager(self, rows: Sequence[StepRow]) -> tuple[Tensor, Tensor]:
         """Run these sequences without unused slots."""
         shape = StepShape(len(rows), self.width)
         inputs = np.zeros(shape.size, np.int32)
         shape.fill(inputs, rows)
-        return self.run(shape, to_device(inputs, self.writer.device))
+        return self.run(shape, to_device(inputs, self.language_model.device))

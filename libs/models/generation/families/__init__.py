@@ -1,1 +1,1 @@
-"""Families of models that write: how each is built from its config.json and weights."""
+"""Families of generative models: each is built from its config.json and weights."""

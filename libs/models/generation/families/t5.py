@@ -38,7 +38,7 @@ def load(
     is not supported.
     """
     encoder, _ = build_encoder(config.values, tensors, dtype=dtype, device=device, head_tables={})
-    spec = t5.decoder_spec_of(config)
+    spec = t5.read_decoder_spec(config)
     with torch.device("meta"):
         decoder = _decoder(config, spec)
     state = weights.load(

@@ -23,7 +23,7 @@ from libs.errors import TaskNotSupported
 from libs.models.generation.decoding.rules import Bits, Ids
 from libs.models.generation.grammars.schemas import FIELD, check_schema, refuse
 from libs.models.generation.tools import FIELD as TOOLS_FIELD
-from libs.models.generation.tools import Marks, ToolForm, grammar_source, schemas_of
+from libs.models.generation.tools import Marks, ToolForm, grammar_source, parameter_schemas
 from libs.models.interface.work import TextWork
 
 if TYPE_CHECKING:
@@ -91,18 +91,18 @@ class Following:
         # State of the device thread.
         self._seen: Ids = np.zeros(0, np.int32)
 
-    def __call__(self, written: Ids) -> Bits:
+    def __call__(self, generated: Ids) -> Bits:
         """Return the tokens that may follow. For beams, tokens that differ from the last call are
         rolled back.
         """
-        both = min(len(written), len(self._seen))
-        differing = np.flatnonzero(written[:both] != self._seen[:both])
+        both = min(len(generated), len(self._seen))
+        differing = np.flatnonzero(generated[:both] != self._seen[:both])
         same = int(differing[0]) if len(differing) else both
         if len(self._seen) > same:
             self._matcher.rollback(len(self._seen) - same)
-        new: list[int] = written[same:].tolist()
+        new: list[int] = generated[same:].tolist()
         taken = self._matcher.try_consume_tokens(new) if new else 0
-        self._seen = written[: same + taken].copy()
+        self._seen = generated[: same + taken].copy()
         return self._stops if taken < len(new) else _mask(self._matcher, self._stops)
 
 
@@ -110,8 +110,11 @@ class Grammars:
     """The compiled grammars of one model. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int, stops: Sequence[int]) -> None:
-        """Create the cache. `vocabulary`: ids from here on are not tokens. `stops`: tokens that end
-        an answer.
+        """Create the cache.
+
+        Args:
+            vocabulary: Number of tokens; ids from here on are not tokens.
+            stops: Tokens that end an answer.
         """
         self._tokenizer, self._vocabulary, self._stops = tokenizer, vocabulary, [*stops]
         bits = np.zeros(-(-vocabulary // 32) * 32, np.uint8)
@@ -136,7 +139,9 @@ class Grammars:
             return None
         source = grammar_source(work, form, self._marks(form), _FORM)
         return (
-            None if source is None else self._grammar(source, None, TOOLS_FIELD, schemas_of(work))
+            None
+            if source is None
+            else self._grammar(source, None, TOOLS_FIELD, parameter_schemas(work))
         )
 
     @property

@@ -77,7 +77,7 @@ def load_state(
     state = weights.head_state(tensors, left, table, device)
     for name in left:
         raise ModelBroken(
-            f"{tensors.file_of(name)}: tensor {name!r} is unknown to this family of models"
+            f"{tensors.tensor_file(name)}: tensor {name!r} is unknown to this family of models"
         )
     return state
 
@@ -104,13 +104,13 @@ def fill(
         if tensors.shape(stored) != tuple(parameter.shape):
             have, wanted = list(tensors.shape(stored)), list(parameter.shape)
             raise ModelBroken(
-                f"{tensors.file_of(stored)}: tensor {stored!r} has shape {have}; config.json "
+                f"{tensors.tensor_file(stored)}: tensor {stored!r} has shape {have}; config.json "
                 f"asks for {wanted}"
             )
         state[name] = tensors.read(stored).to(device=device, dtype=dtype)
     for stored in found.values():
         raise ModelBroken(
-            f"{tensors.file_of(stored)}: tensor {stored!r} is unknown to this family of models"
+            f"{tensors.tensor_file(stored)}: tensor {stored!r} is unknown to this family of models"
         )
     module.load_state_dict(state, strict=True, assign=True)
     module.requires_grad_(False).eval()

@@ -25,22 +25,24 @@ Sizes = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class DinoSpec:
-    """Sizes of the model. `points`: samples of deformable attention on each of `levels` maps.
-    `tokens`: length of the longest prompt.
-    """
+    """Sizes of the model."""
 
     width: int
     levels: int
+    """Number of feature maps."""
     encoder_layers: int
     encoder_heads: int
     encoder_ffn: int
     encoder_points: int
+    """Samples of deformable attention on each map, in the encoder."""
     decoder_layers: int
     decoder_heads: int
     decoder_ffn: int
     decoder_points: int
+    """Samples of deformable attention on each map, in the decoder."""
     queries: int
     tokens: int
+    """Length of the longest prompt."""
     temperature: float
     activation: Activation
     eps: float
@@ -76,7 +78,7 @@ class Mlp(nn.Module):
         return last
 
 
-class Attention(nn.Module):
+class DetectorAttention(nn.Module):
     """Attention of some heads between rows of one width."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -108,10 +110,10 @@ class DeformableAttention(nn.Module):
 
     def __init__(self, spec: DinoSpec, heads: int, points: int) -> None:
         super().__init__()
-        reads = heads * spec.levels * points
+        samples = heads * spec.levels * points
         self.sampling_offsets, self.attention_weights = (
-            nn.Linear(spec.width, 2 * reads),
-            nn.Linear(spec.width, reads),
+            nn.Linear(spec.width, 2 * samples),
+            nn.Linear(spec.width, samples),
         )
         self.value_proj, self.output_proj = (
             nn.Linear(spec.width, spec.width),
@@ -163,7 +165,7 @@ class Fusion(nn.Module):
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
         self.layer_norm_vision, self.layer_norm_text = spec.norm(), spec.norm()
-        self.attn = CrossAttention(spec.width, spec.encoder_ffn // 2, spec.encoder_heads // 2)
+        self.attn = ImageTextAttention(spec.width, spec.encoder_ffn // 2, spec.encoder_heads // 2)
         self.vision_param = nn.Parameter(torch.empty(spec.width), requires_grad=False)
         self.text_param = nn.Parameter(torch.empty(spec.width), requires_grad=False)
 
@@ -173,7 +175,7 @@ class Fusion(nn.Module):
         return image + self.vision_param * to_image, text + self.text_param * to_text
 
 
-class CrossAttention(nn.Module):
+class ImageTextAttention(nn.Module):
     """Exchanges information between image and text: [locations, width], [tokens, width] -> the same
     two shapes.
     """
@@ -207,7 +209,7 @@ class TextLayer(nn.Module):
 
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
-        self.self_attn = Attention(spec.width, spec.encoder_heads // 2)
+        self.self_attn = DetectorAttention(spec.width, spec.encoder_heads // 2)
         self.fc1, self.fc2 = (
             nn.Linear(spec.width, spec.encoder_ffn // 2),
             nn.Linear(spec.encoder_ffn // 2, spec.width),
@@ -279,8 +281,8 @@ class DecoderLayer(nn.Module):
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
         self.self_attn, self.encoder_attn_text = (
-            Attention(spec.width, spec.decoder_heads),
-            Attention(spec.width, spec.decoder_heads),
+            DetectorAttention(spec.width, spec.decoder_heads),
+            DetectorAttention(spec.width, spec.decoder_heads),
         )
         self.encoder_attn = DeformableAttention(spec, spec.decoder_heads, spec.decoder_points)
         self.self_attn_layer_norm, self.encoder_attn_text_layer_norm = spec.norm(), spec.norm()
@@ -294,7 +296,13 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, boxes: Tensor, image: Tensor, text: Tensor, sizes: Sizes
     ) -> Tensor:
-        """Run the layer. `x`, `positions`: [queries, width]; `boxes`: [queries, 4]."""
+        """Run the layer.
+
+        Args:
+            x: [queries, width]
+            positions: [queries, width]
+            boxes: [queries, 4]
+        """
         placed = x + positions
         x = self.self_attn_layer_norm.forward(x + self.self_attn.forward(placed, placed, x))
         x = self.encoder_attn_text_layer_norm.forward(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from libs.errors import InputTooLong, InvalidInput
 from libs.models.images.decoding import LIMITS, Limits, decoding, header_size
-from libs.models.images.detection.regions import RegionOptions, regions_of
+from libs.models.images.detection.regions import RegionOptions, select_regions
 from libs.models.images.processing import ImageProcessing
 from libs.models.interface.results import Region
 from libs.models.interface.sequences import InputRows, InputSequence, Output
@@ -107,8 +107,11 @@ class Detector:
     def regions(
         self, sequence: InputSequence, output: Output, thresholds: Sequence[float] = ()
     ) -> tuple[Region, ...]:
-        """Return an image's regions, best first. `output`: the head's for its sequence.
-        `thresholds`: one for each label.
+        """Return an image's regions, best first.
+
+        Args:
+            output: The head's output for the sequence.
+            thresholds: One for each label.
         """
         asked = sequence.input
         if not isinstance(asked, RegionOptions) or not isinstance(output, np.ndarray):
@@ -117,7 +120,7 @@ class Detector:
             (max(asked.height, asked.width),) * 2 if self.square else (asked.height, asked.width)
         )
         thresholds = thresholds or (self.threshold,) * len(asked.labels)
-        return regions_of(sigmoid(output[:, 4:]), output[:, :4], scale, asked, thresholds)
+        return select_regions(sigmoid(output[:, 4:]), output[:, :4], scale, asked, thresholds)
 
     def _tokens(self, height: int, width: int, field: str) -> int:
         seen = self.processing.seen(height, width, field)

@@ -69,7 +69,7 @@ _SAMPLE: Final = 128
 """Pixels per side of a sample."""
 
 
-def spec_of(config: Config) -> DinoSpec:
+def read_spec(config: Config) -> DinoSpec:
     """Read the model's sizes, with transformers' defaults for missing keys. Raises ModelBroken with
     the unsupported key.
     """
@@ -226,7 +226,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(spec) for _ in range(spec.encoder_layers))
 
 
-class Decoder(nn.Module):
+class DetectorDecoder(nn.Module):
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
         self.layers = nn.ModuleList(DecoderLayer(spec) for _ in range(spec.decoder_layers))
@@ -239,7 +239,7 @@ class DinoWeights(nn.Module):
 
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
-        self.encoder, self.decoder = Encoder(spec), Decoder(spec)
+        self.encoder, self.decoder = Encoder(spec), DetectorDecoder(spec)
         self.level_embed = nn.Parameter(torch.empty(spec.levels, spec.width), requires_grad=False)
         self.query_position_embeddings = nn.Embedding(spec.queries, spec.width)
         self.enc_output, self.enc_output_norm = nn.Linear(spec.width, spec.width), spec.norm()
@@ -397,7 +397,7 @@ class DinoHead(nn.Module):
         return self.own.query_position_embeddings.weight[: len(best)], boxes
 
 
-def encoder_of(spec: DinoSpec, maps: ImageMaps) -> PackedEncoder:
+def maps_encoder(spec: DinoSpec, maps: ImageMaps) -> PackedEncoder:
     """Return the backbone's encoder, which is only `maps`. All layers need the labels, which the
     head has.
     """

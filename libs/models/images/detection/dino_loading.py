@@ -112,7 +112,7 @@ def load_dino(
     supported.
     """
     spec, swin, processing = (
-        dino.spec_of(config),
+        dino.read_spec(config),
         SwinSpec.from_config(config.part("backbone_config")),
         read_processing(directory),
     )
@@ -155,7 +155,7 @@ def load_dino(
         return np.array([*ids, dino.STOP], np.int32)
 
     return Detector(
-        backbone=Backbone(dino.encoder_of(spec, maps), {HEAD: head}, dino.ImageMapRows(maps)),
+        backbone=Backbone(dino.maps_encoder(spec, maps), {HEAD: head}, dino.ImageMapRows(maps)),
         processing=processing,
         read_label=read_label,
         count=levels.tokens,

@@ -37,7 +37,10 @@ def load_owl(directory: Path, config: Config, dtype: torch.dtype, device: torch.
     spec, patches = owl.image_encoder(config)
     text_spec, embedding = owl.text_encoder(config)
     processing = read_processing(directory, padded=family == "owlv2")
-    if not isinstance(processing.size, tuple) or patches.grid_of(*processing.size) != patches.grid:
+    if (
+        not isinstance(processing.size, tuple)
+        or patches.patch_grid(*processing.size) != patches.grid
+    ):
         wanted = " x ".join(str(count * patches.patch) for count in patches.grid)
         raise ModelBroken(
             f"preprocessor_config.json: images have size {processing.size}; "

@@ -29,7 +29,7 @@ class RegionOptions:
     width: int
 
 
-def regions_of(
+def select_regions(
     scores: NDArray[np.float32],
     boxes: NDArray[np.float32],
     scale: tuple[float, float],

@@ -82,8 +82,12 @@ def text_tower(config: Config) -> TowerSpec:
 def image_tower(
     config: Config, patches: PatchSpec, part: str = "", prefixes: Sequence[str] = ("",)
 ) -> TowerSpec:
-    """Build the image tower. `config`: that of the image encoder. `part`, `prefixes`: see
-    TowerSpec.
+    """Build the image tower.
+
+    Args:
+        config: The configuration of the image encoder.
+        part: As in TowerSpec.
+        prefixes: As in TowerSpec.
     """
     config.require("vision_use_head", True)
     spec = encoder_spec(

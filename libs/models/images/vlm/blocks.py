@@ -144,7 +144,7 @@ class BlockEmbedding(InputLayer):
             images.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else images
         )
         count, patch = len(images), self.spec.patch
-        grid = self.spec.grid_of(images.shape[1], images.shape[2])
+        grid = self.spec.patch_grid(images.shape[1], images.shape[2])
         whole = images.view(count, grid[0], patch, grid[1], patch, _COLOURS)
         rows, columns = torch.from_numpy(self._block.axes(grid)).to(device).long()
         own = (

@@ -15,8 +15,11 @@ State = Mapping[str, Tensor]
 
 
 class Connector(nn.Module):
-    """A connector. `hidden`: [patches, hidden] of all images in turn. `grids`: rows and columns of
-    each image's patches.
+    """A connector of an image encoder to a text encoder.
+
+    Args:
+        hidden: [patches, hidden] of all images in turn.
+        grids: Rows and columns of each image's patches.
     """
 
     def forward(self, hidden: Tensor, grids: Sequence[Grid]) -> Tensor:
@@ -92,7 +95,7 @@ def _squares(hidden: Tensor, grid: Grid, side: int) -> Tensor:
     return squares.reshape((rows // side) * (columns // side), -1)
 
 
-def linear_of(
+def read_linear(
     state: State,
     stem: str,
     inputs: int,

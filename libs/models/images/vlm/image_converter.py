@@ -74,7 +74,7 @@ class OneSize:
         return (cast("Pixels", self.processing.apply(image, field)),)
 
 
-def places_of(
+def expand_marks(
     ids: NDArray[np.int32], mark: int, rows: tuple[int, ...]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
     """Replace mark i by `rows[i]` tokens: returns the ids, 0 for these tokens, and their indices.
@@ -91,7 +91,7 @@ def places_of(
     return longer, places
 
 
-def axes_of(
+def mrope_positions(
     tokens: int, places: NDArray[np.int32], images: Sequence[ImageTokens]
 ) -> NDArray[np.int32] | None:
     """Return M-RoPE's positions: time, height and width of each token, [3, tokens]; None without

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from libs.catalog.checkpoint.adapter import FILE as ADAPTER
-from libs.catalog.checkpoint.adapter import base_of
+from libs.catalog.checkpoint.adapter import read_base_model
 from libs.catalog.checkpoint.files import need_config, read_config, read_json
 from libs.errors import ModelBroken
 from libs.kinds.vision_language.card import sparse_columns
@@ -36,7 +36,7 @@ from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
 from libs.models.runtime.backbone import Backbone
 from libs.models.runtime.loaded.peft import Names, read_updates
 from libs.models.text.processing.static import TokenWeights
-from libs.models.text.registry import build_encoder, names_of, prepare
+from libs.models.text.registry import build_encoder, layer_names, prepare
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
@@ -85,21 +85,22 @@ def load_vision_language(
 
     Args:
         use: Use of a language model without a projection to vectors, which its files do not define.
-        base: Directory of the model `base_of(directory)`; the adapter is merged into it in float32.
+        base: Directory of the model `read_base_model(directory)`, into which the adapter is merged
+            in float32.
         prompts: Prompts of a generative model.
 
     Raises ModelBroken with the file and the key or tensor that is not supported.
     """
-    name = base_of(directory)
+    name = read_base_model(directory)
     if name and base is None:
         raise ModelBroken(f"{ADAPTER}: this adapter needs its base model {name!r}")
     home = directory if base is None or not name else base
     config = Config(need_config(home, "config.json").values)
-    family = _family_of(home, config)
+    family = _find_family(home, config)
     files = _files(directory, home, config, use or _used(home))
     spec = family.spec(files)
     if prompts is not None:
-        spec = replace(spec, prompts=prompts, heads=no_heads, framed=False)
+        spec = replace(spec, prompts=prompts, heads=no_heads, adds_special_tokens=False)
 
     def rename(name: str) -> str:
         return _renamed(name, family.NAMES)
@@ -128,7 +129,7 @@ def load_vision_language(
     heads, rest = rest.split("head.")
     for unknown in rest.names():
         raise ModelBroken(
-            f"{rest.file_of(unknown)}: tensor {unknown!r} is unknown to this family of models"
+            f"{rest.tensor_file(unknown)}: tensor {unknown!r} is unknown to this family of models"
         )
     encoder, _ = build_encoder(text, texts, dtype=dtype, device=device, head_tables={})
     tower = _tower(spec, family, tower_tensors, connecting, encoder, dtype, device)
@@ -140,7 +141,7 @@ def load_vision_language(
     )
 
 
-def _family_of(directory: Path, config: Config) -> Family:
+def _find_family(directory: Path, config: Config) -> Family:
     """Return the family of the `model_type`. V-SPLADE shares ModernVBERT's and is recognised by its
     tensors.
     """
@@ -170,7 +171,7 @@ def _with_tokens_apart(
 
 
 def _names(spec: VisionLanguageSpec, family: Family) -> Names:
-    table, prefixes = names_of(spec.text)
+    table, prefixes = layer_names(spec.text)
     begins = [begin for begin, own in family.NAMES.items() if own == "text."]
     return Names(table, (*prefixes, *(whole + begin for whole in _WHOLES for begin in begins)), {})
 
@@ -268,14 +269,18 @@ def _state(
     state = weights.head_state(tensors, left, table, device)
     for name in left:
         raise ModelBroken(
-            f"{tensors.file_of(name)}: tensor {name!r} is unknown to this family of models"
+            f"{tensors.tensor_file(name)}: tensor {name!r} is unknown to this family of models"
         )
     return state
 
 
 def _input(files: Files, spec: VisionLanguageSpec, encoder: PackedEncoder) -> PartsInput:
     tokenizer = files.tokenizer
-    prompts = spec.prompts.within(*special_around(tokenizer)) if spec.framed else spec.prompts
+    prompts = (
+        spec.prompts.within(*special_around(tokenizer))
+        if spec.adds_special_tokens
+        else spec.prompts
+    )
     text = TextProcessor(
         tokenizer,
         limit=encoder.max_positions,

@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.decoding import LIMITS, Limits, Pixels, decoding, header_size
-from libs.models.images.vlm.image_converter import ImageConverter, ImageTokens, axes_of, places_of
+from libs.models.images.vlm.image_converter import (
+    ImageConverter,
+    ImageTokens,
+    expand_marks,
+    mrope_positions,
+)
 from libs.models.interface.output_cache import JobOutputCache
 from libs.models.interface.sequences import Head, InputRows, InputSequence
 from libs.models.interface.work import CancelCheck, Part, Role, Truncation, never_cancelled
@@ -26,7 +31,7 @@ _NO_IMAGE: Final = np.zeros((0, 0, 3), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class TextFrame:
     """Text before and after an item, including special tokens."""
 
     before: str = ""
@@ -67,9 +72,9 @@ class Prompts:
         last: Id of a token after each sequence, which is not the token of a text.
     """
 
-    images: Frame
-    texts: Frame
-    queries: Frame
+    images: TextFrame
+    texts: TextFrame
+    queries: TextFrame
     default: Role = "query"
     instruction: str = ""
     pair: Pair | None = None
@@ -84,7 +89,7 @@ class Prompts:
             return self
         text = instruction or self.instruction
         images, texts, queries = (
-            Frame(one.before.replace(INSTRUCTION, text), one.after)
+            TextFrame(one.before.replace(INSTRUCTION, text), one.after)
             for one in (self.images, self.texts, self.queries)
         )
         pair = (
@@ -97,12 +102,12 @@ class Prompts:
     def within(self, before: str, after: str) -> Prompts:
         """Add special tokens around all frames."""
         images, texts, queries = (
-            Frame(before + one.before, one.after + after)
+            TextFrame(before + one.before, one.after + after)
             for one in (self.images, self.texts, self.queries)
         )
         return replace(self, images=images, texts=texts, queries=queries)
 
-    def of_text(self, role: Role) -> Frame:
+    def text_frame(self, role: Role) -> TextFrame:
         return self.queries if (role or self.default) == "query" else self.texts
 
 
@@ -138,8 +143,8 @@ class PartsInput:
     limits: Limits = field(default=LIMITS)
 
     def tokens(self, data: bytes, field: str) -> int:
-        """Return the tokens of an item of one image, from the image's header. Raises as `of_parts`;
-        nothing is decoded.
+        """Return the tokens of an item of one image, from the image's header: nothing is
+        decoded. Raises as `encode_parts`.
         """
         image = self._image_tokens(data, field)
         return len(self._placed([image], image.text + self.prompts.lead, field, field)[0])
@@ -152,9 +157,9 @@ class PartsInput:
 
     def sequence(self, data: bytes, field: str) -> InputSequence:
         """Return the sequence of an item of one image."""
-        return self.of_parts([Part(data, field)], field)
+        return self.encode_parts([Part(data, field)], field)
 
-    def of_texts(
+    def encode_texts(
         self,
         texts: list[str],
         role: Role,
@@ -166,7 +171,7 @@ class PartsInput:
         """Put texts in their role's frame, which is never cut. Raises InvalidInput for a text with
         the model's image token.
         """
-        frame, limit = self.prompts.with_instruction(instruction).of_text(role), self._limit
+        frame, limit = self.prompts.with_instruction(instruction).text_frame(role), self._limit
         found: list[InputSequence] = []
         encoded = self.text.encode_plain(
             texts, truncation, check_cancelled, before=frame.before, after=frame.after
@@ -191,7 +196,7 @@ class PartsInput:
             found.append(InputSequence(self._ended(ids), cut=cut))
         return found
 
-    def of_parts(
+    def encode_parts(
         self,
         parts: Sequence[Part],
         field: str,
@@ -216,7 +221,7 @@ class PartsInput:
         if not images:
             joined = "".join(part.content for part in parts if isinstance(part.content, str))
             where = parts[0].field if len(parts) == 1 else field
-            return self.of_texts(
+            return self.encode_texts(
                 [joined], role, truncation, lambda _: where, check_cancelled, instruction
             )[0]
         image_tokens = [self._image_tokens(data, path) for data, path in images]
@@ -244,7 +249,9 @@ class PartsInput:
                 check_cancelled()
                 decoded += self._decoded(data, path, None if recalled is None else recalled.images)
             rows = InputRows(places, decoded[0], tuple(decoded[1:]))
-            return InputSequence(ids, rows=rows, axes=axes_of(len(ids), places, image_tokens))
+            return InputSequence(
+                ids, rows=rows, axes=mrope_positions(len(ids), places, image_tokens)
+            )
 
         def unmade(_: int) -> InputSequence:
             return InputSequence(ids, rows=InputRows(places, _NO_IMAGE))
@@ -255,7 +262,7 @@ class PartsInput:
             else recalled.known.sequence(recalled.head, files, made, unmade, ids.tobytes())
         )
 
-    def of_pair(
+    def encode_pair(
         self,
         query: Sequence[Part],
         document: Sequence[Part],
@@ -266,7 +273,7 @@ class PartsInput:
         recalled: Recalled | None = None,
     ) -> InputSequence:
         """Convert a query and a document of a pair model. `field`: the document's path. Raises as
-        `of_parts`.
+        `encode_parts`.
         """
         pair = self.prompts.with_instruction(instruction).pair
         if pair is None:
@@ -278,7 +285,9 @@ class PartsInput:
         nothing = [Part(pair.nothing, field)]
         first, second = Part(pair.query, field), Part(pair.document, field)
         parts = [first, *(query or nothing), second, *(document or nothing)]
-        return self.of_parts(parts, field, "", truncation, check_cancelled, instruction, recalled)
+        return self.encode_parts(
+            parts, field, "", truncation, check_cancelled, instruction, recalled
+        )
 
     def _document_first(
         self,
@@ -295,11 +304,11 @@ class PartsInput:
         """
         texts = [part.content for part in query if isinstance(part.content, str)]
         after = [Part(pair.query, field), *query]
-        parts, frame = [*document, *after], Frame(pair.document)
+        parts, frame = [*document, *after], TextFrame(pair.document)
         if len(texts) == len(query):
-            parts, frame = [*document], Frame(pair.document, pair.query + "".join(texts))
+            parts, frame = [*document], TextFrame(pair.document, pair.query + "".join(texts))
         prompts = replace(self.prompts, images=frame, texts=frame, queries=frame)
-        return replace(self, prompts=prompts).of_parts(
+        return replace(self, prompts=prompts).encode_parts(
             parts or [Part(pair.nothing, field)],
             field,
             "",
@@ -357,7 +366,9 @@ class PartsInput:
         )
         if not is_whole:
             raise too_long(field, limit, limit, "with the model's prompt", more=True)
-        found = places_of(ids, self.mark, tuple(rows for one in image_tokens for rows in one.rows))
+        found = expand_marks(
+            ids, self.mark, tuple(rows for one in image_tokens for rows in one.rows)
+        )
         if found is None:
             raise _marked(suspect)
         if len(found[0]) > limit:

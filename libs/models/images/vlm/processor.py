@@ -26,7 +26,7 @@ from libs.models.interface.work import (
     query_as_parts,
     without_images,
 )
-from libs.models.text.checks import need_task, prompt_of, refuse_chunks, unsupported
+from libs.models.text.checks import need_task, refuse_chunks, select_prompt, unsupported
 from libs.models.text.processing import answers
 from libs.models.text.processing.embedding import asked_forms, check_encode, check_pooled
 from libs.models.text.processing.static import TokenWeights
@@ -154,7 +154,9 @@ class PartsProcessor:
             Recalled("score", known, {}),
         )
         sequences = [
-            self._input.of_pair(query, parts, _path(parts), cut, check_cancelled, asked, recalled)
+            self._input.encode_pair(
+                query, parts, _path(parts), cut, check_cancelled, asked, recalled
+            )
             for parts in items
         ]
         return _prepared(work, "score", items, sequences, known)
@@ -175,7 +177,7 @@ class PartsProcessor:
         ):
             message = f"the texts of {self._card.model} are queries: its documents need images"
             raise TaskNotSupported(message, field=_path(parts))
-        return self._input.of_parts(
+        return self._input.encode_parts(
             parts,
             _path(parts),
             role,
@@ -190,7 +192,7 @@ class PartsProcessor:
         for the model's default.
         """
         asked = work.instruction if isinstance(work, EncodeWork) or role == "query" else ""
-        return asked or (prompt_of(self._card, role) if self._input.prompts.instruction else "")
+        return asked or (select_prompt(self._card, role) if self._input.prompts.instruction else "")
 
 
 def _path(parts: Parts) -> str:

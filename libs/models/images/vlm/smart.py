@@ -17,7 +17,7 @@ from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
 from libs.models.images.patches import PatchSpec
 from libs.models.images.processing import ImageProcessing
-from libs.models.images.resizing import resized, size_of
+from libs.models.images.resizing import height_and_width, resized
 from libs.models.images.vlm.image_converter import ImageTokens
 from libs.models.layers.spec import Config
 
@@ -99,7 +99,9 @@ class SmartResize:
         )
 
     def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
-        pixels = resized(image, self._size(*size_of(image), field), self.processing.resample)
+        pixels = resized(
+            image, self._size(*height_and_width(image), field), self.processing.resample
+        )
         return (np.ascontiguousarray(pixels),)
 
     def _size(self, height: int, width: int, field: str) -> tuple[int, int]:

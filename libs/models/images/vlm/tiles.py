@@ -16,7 +16,7 @@ from PIL import Image
 from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
 from libs.models.images.processing import ImageProcessing
-from libs.models.images.resizing import resized, size_of
+from libs.models.images.resizing import height_and_width, resized
 from libs.models.images.vlm.image_converter import ImageTokens
 from libs.models.layers.spec import Config
 
@@ -80,10 +80,10 @@ class Tiles:
         return ImageTokens(text, (self.rows,) * count, self.patches * count)
 
     def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
-        height, width = self._whole(*size_of(image))
+        height, width = self._whole(*height_and_width(image))
         down, across = self._grid(height, width, field)
         if self.longest is not None:
-            image = self._resized(image, *_within(*size_of(image), self.longest))
+            image = self._resized(image, *_within(*height_and_width(image), self.longest))
         if not self.splits:
             return (self._resized(image, self.side, self.side),)
         whole = self._resized(image, height, width)

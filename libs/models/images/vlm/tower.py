@@ -68,7 +68,7 @@ class ImageTower(nn.Module):
             [self._rows(some, yield_point) for some in self._portions(list(different.values()))]
         )
         if len(different) < len(inputs):
-            parts = [self._parts_of(self.grid_of(image)) for image in different.values()]
+            parts = [self._count_parts(self.patch_grid(image)) for image in different.values()]
             own = torch.split(rows, [count * len(rows) // sum(parts) for count in parts])
             by_image = dict(zip(different, own, strict=True))
             rows = torch.cat([by_image[id(image)] for image in inputs])
@@ -102,10 +102,10 @@ class ImageTower(nn.Module):
         )
         return self.connector.forward(
             self.encoder.forward(batch, yield_point=yield_point),
-            [self.grid_of(image) for image in images],
+            [self.patch_grid(image) for image in images],
         )
 
-    def _parts_of(self, grid: Grid) -> int:
+    def _count_parts(self, grid: Grid) -> int:
         """Return the number of equal parts that an image's rows are divided into: its patches."""
         return math.prod(grid)
 
@@ -117,9 +117,9 @@ class ImageTower(nn.Module):
         """Return the number of encoder tokens of an image."""
         return self._spec.count_tokens(image.shape[0], image.shape[1])
 
-    def grid_of(self, image: TowerInput) -> Grid:
+    def patch_grid(self, image: TowerInput) -> Grid:
         """Return rows and columns of its patches."""
-        return self._spec.grid_of(image.shape[0], image.shape[1])
+        return self._spec.patch_grid(image.shape[0], image.shape[1])
 
 
 class BlockTower(ImageTower):
@@ -134,7 +134,7 @@ class BlockTower(ImageTower):
         self._block = block
 
     def _rows(self, images: Sequence[TowerInput], yield_point: YieldPoint) -> Tensor:
-        grids = [self.grid_of(image) for image in images]
+        grids = [self.patch_grid(image) for image in images]
         lengths, side = [math.prod(grid) for grid in grids], self._block.side
         orders = [self._block.order(grid) for grid in grids]
         batch = Packed.from_sequences(
@@ -147,11 +147,11 @@ class BlockTower(ImageTower):
             if self._block.window
             else lengths,
         )
-        whole = [self._parts_of(grid) * side**2 for grid in grids]
+        whole = [self._count_parts(grid) * side**2 for grid in grids]
         rows = self._merged(
             batch,
             yield_point,
-            None if whole == lengths else _first_of(lengths, whole, self.encoder.device),
+            None if whole == lengths else _first_rows(lengths, whole, self.encoder.device),
         )
         if not self._block.window:
             return rows
@@ -161,7 +161,7 @@ class BlockTower(ImageTower):
         ]
         return rows.index_select(0, to_device(np.concatenate(back).astype(np.int32), rows.device))
 
-    def _parts_of(self, grid: Grid) -> int:
+    def _count_parts(self, grid: Grid) -> int:
         """Return the number of its whole squares."""
         return (grid[0] // self._block.side) * (grid[1] // self._block.side)
 
@@ -195,7 +195,7 @@ class BlockTower(ImageTower):
         return torch.cat([rows, *deeper], dim=1) if deeper else rows
 
 
-def _first_of(lengths: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
+def _first_rows(lengths: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
     """Return the indices of the first `counts[i]` rows of each run of `lengths[i]`."""
     starts = np.cumsum([0, *lengths])[:-1]
     places = [

@@ -81,7 +81,7 @@ def hot_buckets(longest: int) -> list[Bucket]:
     ]
 
 
-def bucket_of(lengths: Sequence[int], longest: int, most: int = MAX_TOKENS) -> Bucket | None:
+def smallest_bucket(lengths: Sequence[int], longest: int, most: int = MAX_TOKENS) -> Bucket | None:
     """Return the smallest bucket of at most `most` tokens for sequences of these lengths; None if
     they exceed it.
 

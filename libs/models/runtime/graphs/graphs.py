@@ -28,10 +28,10 @@ from libs.models.runtime.graphs.buffers import fill, filled, own_batch
 from libs.models.runtime.graphs.capture import Capture, Captured, PendingCopy
 from libs.models.runtime.graphs.shapes import (
     Shape,
+    batch_shape,
     distance,
     hot_shapes,
     max_encoder_tokens,
-    shape_of,
     tolerance,
 )
 from libs.models.runtime.graphs.store import MAX_BYTES, GraphStore
@@ -137,7 +137,7 @@ class Graphs:
         shape = (
             None
             if self.is_off
-            else shape_of(backbone.encoder, heads, sequences, self._limit(backbone.encoder))
+            else batch_shape(backbone.encoder, heads, sequences, self._limit(backbone.encoder))
         )
         if shape is None:
             return None

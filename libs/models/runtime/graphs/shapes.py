@@ -16,7 +16,7 @@ from libs.models.interface.packed import Packed, Rows
 from libs.models.interface.sequences import InputSequence
 from libs.models.layers.encoder import PackedEncoder, resident_bytes
 from libs.models.runtime.backbone import Backbone
-from libs.models.runtime.graphs.buckets import Bucket, bucket_of, hot_buckets, max_tokens
+from libs.models.runtime.graphs.buckets import Bucket, hot_buckets, max_tokens, smallest_bucket
 from libs.models.runtime.graphs.buffers import whole_batch
 
 
@@ -84,7 +84,7 @@ class Shape:
         ]
 
 
-def shape_of(
+def batch_shape(
     encoder: PackedEncoder,
     heads: Sequence[ModelHead],
     sequences: Sequence[InputSequence],
@@ -101,7 +101,7 @@ def shape_of(
     )
     if special or not encoder.is_graph_capturable:
         return None
-    bucket = bucket_of([one.tokens for one in sequences], encoder.max_positions, most)
+    bucket = smallest_bucket([one.tokens for one in sequences], encoder.max_positions, most)
     if bucket is None:
         return None
     head, rows = computed_part(heads, is_prompted=any(one.skip for one in sequences))

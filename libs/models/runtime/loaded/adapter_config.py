@@ -102,15 +102,15 @@ class Adapter:
         parts = module.split(".")
         return any(".".join(parts[number:]) in self.targets for number in range(len(parts)))
 
-    def rank_of(self, module: str) -> int:
+    def module_rank(self, module: str) -> int:
         """The rank r of the module's A and B."""
         return int(_matching(self.ranks, module, self.rank))
 
-    def scale_of(self, module: str) -> float:
+    def module_scale(self, module: str) -> float:
         """The factor of the product B A: alpha / r, or alpha / sqrt(r) with rsLoRA (arXiv
         2312.03732).
         """
-        rank = self.rank_of(module)
+        rank = self.module_rank(module)
         return _matching(self.alphas, module, self.alpha) / (
             math.sqrt(rank) if self.rslora else rank
         )

@@ -25,7 +25,7 @@ from libs.kernels.linear.lora import Delta, LowRank, Rows
 from libs.kernels.linear.packed import PackedLinear, must_widen
 from libs.models.layers.embeddings import Table
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.runtime.loaded.peft import Names, Piece, Shape, outputs_of, read_pieces
+from libs.models.runtime.loaded.peft import Names, Piece, Shape, read_pieces, slot_outputs
 from libs.models.weights import TensorFile, stored_tensor
 
 MERGE: Final = "merge it (merge_and_unload) and serve the result as a model"
@@ -105,13 +105,13 @@ class OwnFactors(nn.Module):
 
     def add(self, name: str, parts: Mapping[str, LowRank]) -> None:
         """Add an adapter. Its tensors are views of few buffers."""
-        tensors = _tensors_of(parts)
+        tensors = _list_tensors(parts)
         for tensor in tensors:
             self.register_buffer(f"factor_{len(self._buffers)}", tensor, persistent=False)
         self.adapters[name] = Loaded(Path(), sum(tensor.nbytes for tensor in tensors), parts, {})
 
 
-def _tensors_of(parts: Mapping[str, LowRank]) -> list[Tensor]:
+def _list_tensors(parts: Mapping[str, LowRank]) -> list[Tensor]:
     return [
         one
         for part in parts.values()
@@ -190,7 +190,7 @@ class Adapters:
         the file and key or tensor.
         """
         parts = self._parts(self.read(directory))
-        size = sum(tensor.nbytes for tensor in _tensors_of(parts))
+        size = sum(tensor.nbytes for tensor in _list_tensors(parts))
         learned = (
             self._encoder.relearn(parts) if isinstance(self._encoder, PrecomputesConstants) else {}
         )
@@ -373,7 +373,7 @@ def _fused(pieces: Sequence[Piece], shape: Shape, weights: Callable[[], Weights]
     gain, shift = torch.ones(sum(shape.slots)), torch.zeros(sum(shape.slots))
     first = 0
     for piece in pieces:
-        start, size = outputs_of(piece.place, shape)
+        start, size = slot_outputs(piece.place, shape)
         own, last = slice(start, start + size), first + len(piece.a)
         b[first:last, own] = piece.b.float().T * piece.scale
         if piece.magnitude is not None:

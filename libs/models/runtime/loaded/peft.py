@@ -113,7 +113,7 @@ class Piece:
     magnitude: Tensor | None = None
 
 
-def outputs_of(place: Place, shape: Shape) -> tuple[int, int]:
+def slot_outputs(place: Place, shape: Shape) -> tuple[int, int]:
     """Return the first output of a slot, and the number of its outputs."""
     if place.slot is None:
         return 0, sum(shape.slots)
@@ -157,7 +157,7 @@ def read_updates(directory: Path) -> dict[str, LowRankUpdate]:
     updates = {}
     for module, found in factors.items():
         _check_partners(found)
-        a, b, rank = tensors.read(found["A"]), tensors.read(found["B"]), adapter.rank_of(module)
+        a, b, rank = tensors.read(found["A"]), tensors.read(found["B"]), adapter.module_rank(module)
         if a.dim() != 2 or b.dim() != 2 or len(a) != rank or b.shape[1] != rank:
             raise _broken(
                 found["A"],
@@ -165,7 +165,7 @@ def read_updates(directory: Path) -> dict[str, LowRankUpdate]:
                 f"rank is {rank}",
             )
         updates[module] = LowRankUpdate(
-            a, b, adapter.scale_of(module), _magnitude(found, adapter, tensors, len(b))
+            a, b, adapter.module_scale(module), _magnitude(found, adapter, tensors, len(b))
         )
     return updates
 
@@ -227,15 +227,15 @@ def _piece(
             "adapts a layer that is not a linear layer of this model; only linear layers can "
             "have adapters",
         )
-    rank = adapter.rank_of(module)
+    rank = adapter.module_rank(module)
     _check_shape(tensors, found["A"], (rank, shape.inputs))
-    _check_shape(tensors, found["B"], (outputs_of(place, shape)[1], rank))
-    magnitude = _magnitude(found, adapter, tensors, outputs_of(place, shape)[1])
+    _check_shape(tensors, found["B"], (slot_outputs(place, shape)[1], rank))
+    magnitude = _magnitude(found, adapter, tensors, slot_outputs(place, shape)[1])
     return Piece(
         place,
         tensors.read(found["A"]),
         tensors.read(found["B"]),
-        adapter.scale_of(module),
+        adapter.module_scale(module),
         magnitude,
     )
 

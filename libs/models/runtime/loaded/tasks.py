@@ -47,7 +47,7 @@ def add_own_adapters(
     if not own.names and factors.names():
         name = factors.names()[0]
         raise ModelBroken(
-            f"{factors.file_of(name)}: tensor {name!r} belongs to an adapter, but config.json "
+            f"{factors.tensor_file(name)}: tensor {name!r} belongs to an adapter, but config.json "
             "names none"
         )
     if not own.names:
@@ -133,4 +133,4 @@ def _check_shape(factors: TensorFile, stored: str, wanted: tuple[int, ...]) -> N
 
 
 def _broken(factors: TensorFile, stored: str, problem: str) -> ModelBroken:
-    return ModelBroken(f"{factors.file_of(stored)}: tensor {stored!r} {problem}")
+    return ModelBroken(f"{factors.tensor_file(stored)}: tensor {stored!r} {problem}")

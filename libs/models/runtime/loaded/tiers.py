@@ -24,7 +24,7 @@ from libs.models.runtime.loaded.pinned import ALIGNMENT, HostMemory
 _Model = TypeVar("_Model")
 
 
-def tensors_of(*roots: object) -> list[Tensor]:
+def find_tensors(*roots: object) -> list[Tensor]:
     """Return all distinct tensors of modules: parameters, buffers, and attributes, also within
     tuples, lists and mappings.
     """
@@ -119,7 +119,7 @@ class Arena:
         self._arrived: torch.cuda.Event | None = None
         mine = [
             one
-            for one in tensors_of(*roots)
+            for one in find_tensors(*roots)
             if one.device.type == device.type and one.layout is torch.strided
         ]
         self._lay_out(mine, _apart(*roots))
@@ -214,7 +214,7 @@ class Arena:
         for number, region in enumerate(self._regions):
             view = next(view for view in self._views if view.region == number)
             start = _span(view.tensor)[0] - view.begin
-            stored = _bytes_of(view.tensor.untyped_storage(), start, region.bytes)
+            stored = _byte_view(view.tensor.untyped_storage(), start, region.bytes)
             host.part(region.begin, region.bytes).copy_(stored, non_blocking=True)
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
@@ -243,7 +243,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.itemsize
 
 
-def _bytes_of(storage: torch.UntypedStorage, start: int, size: int) -> Tensor:
+def _byte_view(storage: torch.UntypedStorage, start: int, size: int) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(
         storage, start, (size,), (1,)
     )

@@ -18,7 +18,7 @@ from libs.kernels.linear.packed import PackedLinear
 from libs.models.interface.sequences import Output, Prepared
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.runtime.loaded.tiers import tensors_of
+from libs.models.runtime.loaded.tiers import find_tensors
 from libs.models.runtime.packed_model import PackedModel
 from libs.models.runtime.precision.agreement import MAX_DIFFERENCE, MIN_COSINE, Agreement, agreement
 from libs.models.runtime.precision.samples import TEXTS, works
@@ -96,7 +96,7 @@ def _quantise(model: PackedModel) -> None:
     shared = [
         id(tensor)
         for backbone in model.backbones
-        for tensor in tensors_of(*backbone.heads.values())
+        for tensor in find_tensors(*backbone.heads.values())
     ]
     for root in model.modules():
         for module in root.modules():

@@ -48,8 +48,8 @@ class HeadState(Mapping[str, Tensor]):
         """Raise ModelBroken naming an unused tensor, which does not belong to the model."""
         for name in sorted(self._left):
             raise ModelBroken(
-                f"{self._tensors.file_of(name)}: tensor {name!r} does not belong to the model in "
-                f"{self._config}"
+                f"{self._tensors.tensor_file(name)}: tensor {name!r} does not belong to the "
+                f"model in {self._config}"
             )
 
 

@@ -33,14 +33,14 @@ from libs.models.interface.work import (
 )
 from libs.models.runtime.answer_budget import build_result
 from libs.models.text.checks import (
-    adapter_of,
     document_path,
     hypotheses,
     item_path,
     need_labels,
     need_task,
-    prompt_of,
     query_path,
+    select_adapter,
+    select_prompt,
     unsupported,
 )
 from libs.models.text.processing import answers
@@ -53,14 +53,14 @@ from libs.models.text.processing.chunking.dividing import (
 )
 from libs.models.text.processing.chunking.growing import (
     PORTION_CHARACTERS,
+    EmbeddingNotes,
     GrowingJob,
     GrowingLateJob,
-    Notes,
     computed_rows,
     cut_outputs,
     cut_windows,
-    notes_of,
-    rows_of,
+    embedding_notes,
+    slice_chunks,
 )
 from libs.models.text.processing.chunking.span_pooling import SPANS_HEAD, SpanPooling
 from libs.models.text.processing.pooling import MAX_VECTORS
@@ -72,7 +72,7 @@ Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Framed:
+class EncodedTexts:
     """Tokenised texts."""
 
     sequences: list[InputSequence]
@@ -133,7 +133,7 @@ class EmbeddingProcessor:
         check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work = prepared.work
-        if isinstance(work, EncodeWork) and notes_of(prepared).windows:
+        if isinstance(work, EncodeWork) and embedding_notes(prepared).windows:
             return self._late_vectors(work, prepared, outputs, check_cancelled)
         forms = self._forms(prepared, outputs)
         match work:
@@ -161,7 +161,7 @@ class EmbeddingProcessor:
         need_task(work, self._card)
         forms = asked_forms(work, self._card)
         check_encode(work, forms, self._card)
-        prompt = work.instruction or prompt_of(self._card, work.role, work.adapter)
+        prompt = work.instruction or select_prompt(self._card, work.role, work.adapter)
         if work.chunking is None:
             yield self._whole(work, work.texts, forms, prompt, item_path, check_cancelled)
         elif work.chunking.late:
@@ -181,7 +181,7 @@ class EmbeddingProcessor:
             first: The first chunk.
             most_bytes: Of the vectors, as they are computed. The first one may have more.
         """
-        notes, names = notes_of(prepared), prepared.head.split("+")
+        notes, names = embedding_notes(prepared), prepared.head.split("+")
         if notes.chunks is None or not isinstance(prepared.work, EncodeWork):
             return None
         offsets = notes.chunks.offsets
@@ -192,10 +192,10 @@ class EmbeddingProcessor:
         if notes.windows:
             spans = [name == SPANS_HEAD for name in names]
             found = cut_outputs(notes.windows, offsets, rows, found, spans)
-        chunks = rows_of(notes.chunks, rows.first, rows.end)
+        chunks = slice_chunks(notes.chunks, rows.first, rows.end)
         part = replace(
             prepared,
-            notes=Notes(
+            notes=EmbeddingNotes(
                 [notes.masks[index] for index in rows.sequences],
                 [],
                 chunks,
@@ -221,14 +221,16 @@ class EmbeddingProcessor:
             found, tokens, cut = self._static.rows(
                 texts, prompt, work.truncation, where, check_cancelled
             )
-            return Prepared(work, "sparse", [], Notes([], found), looked_up=tokens, cut=cut)
-        framed = self._adapted(
-            self.framed(texts, prompt, work.role, work.truncation, where, check_cancelled),
+            return Prepared(
+                work, "sparse", [], EmbeddingNotes([], found), looked_up=tokens, cut=cut
+            )
+        encoded = self._adapted(
+            self.encode_texts(texts, prompt, work.role, work.truncation, where, check_cancelled),
             work.role,
             work.adapter,
         )
-        check_pooled(work, framed.sequences, where)
-        return Prepared(work, "+".join(forms), framed.sequences, Notes(framed.masks, []))
+        check_pooled(work, encoded.sequences, where)
+        return Prepared(work, "+".join(forms), encoded.sequences, EmbeddingNotes(encoded.masks, []))
 
     def _chunks(
         self,
@@ -334,7 +336,7 @@ class EmbeddingProcessor:
         job = GrowingLateJob(
             work,
             "+".join(SPANS_HEAD if form == "dense" else form for form in forms),
-            adapter_of(self._card, work.role, work.adapter),
+            select_adapter(self._card, work.role, work.adapter),
             lambda sequence: None if self._late is None else self._late.kept(sequence, "document"),
         )
         for index in range(len(work.texts)):
@@ -364,7 +366,7 @@ class EmbeddingProcessor:
         outputs: Sequence[Output],
         check_cancelled: CancelCheck,
     ) -> EncodeResult:
-        notes, names = notes_of(prepared), prepared.head.split("+")
+        notes, names = embedding_notes(prepared), prepared.head.split("+")
         if self._spans is None or notes.chunks is None:
             raise TypeError("the job was not prepared for late chunks")
         columns = _columns(names, outputs)
@@ -405,26 +407,26 @@ class EmbeddingProcessor:
                 f"scores of {vectors} vectors{how} cannot be probabilities: leave `scale` empty",
                 field="scale",
             )
-        prompt = work.instruction or prompt_of(self._card, "query", work.adapter)
-        other = prompt_of(self._card, "document", work.adapter)
+        prompt = work.instruction or select_prompt(self._card, "query", work.adapter)
+        other = select_prompt(self._card, "document", work.adapter)
         forms = self._card.representations
         cut: tuple[str, ...] = ()
         if self._static is not None:
             found, tokens, cut = self._static.rows(
                 [work.query], prompt, work.truncation, query_path, check_cancelled
             )
-            query = Framed([], [])
+            query = EncodedTexts([], [])
         else:
             found, tokens = [], 0
-            query = self.framed(
+            query = self.encode_texts(
                 [work.query], prompt, "query", work.truncation, query_path, check_cancelled
             )
             query = self._adapted(query, "query", work.adapter)
-        documents = self.framed(
+        documents = self.encode_texts(
             work.documents, other, "document", work.truncation, document_path, check_cancelled
         )
         documents = self._adapted(documents, "document", work.adapter)
-        notes = Notes(query.masks + documents.masks, found)
+        notes = EmbeddingNotes(query.masks + documents.masks, found)
         sequences = query.sequences + documents.sequences
         return Prepared(work, "+".join(forms), sequences, notes, looked_up=tokens, cut=cut)
 
@@ -432,9 +434,13 @@ class EmbeddingProcessor:
         """Prepare the texts, then one prompt per label."""
         need_labels(work.labels, self._card, "classify.labels")
         prompts = hypotheses(work)
-        default = prompt_of(self._card, "", work.adapter)
-        texts = self.framed(work.texts, default, "", work.truncation, item_path, check_cancelled)
-        labels = self.framed(prompts, default, "", work.truncation, _label_path, check_cancelled)
+        default = select_prompt(self._card, "", work.adapter)
+        texts = self.encode_texts(
+            work.texts, default, "", work.truncation, item_path, check_cancelled
+        )
+        labels = self.encode_texts(
+            prompts, default, "", work.truncation, _label_path, check_cancelled
+        )
         texts, labels = (
             self._adapted(texts, "", work.adapter),
             self._adapted(labels, "", work.adapter),
@@ -443,19 +449,21 @@ class EmbeddingProcessor:
             work,
             "dense",
             texts.sequences + labels.sequences,
-            Notes(texts.masks + labels.masks, []),
+            EmbeddingNotes(texts.masks + labels.masks, []),
         )
 
-    def _adapted(self, framed: Framed, role: Role, named: str) -> Framed:
+    def _adapted(self, encoded: EncodedTexts, role: Role, named: str) -> EncodedTexts:
         """Set the sequences' adapter: the request's, else the checkpoint's for their role."""
-        adapter = adapter_of(self._card, role, named)
+        adapter = select_adapter(self._card, role, named)
         return (
-            Framed([replace(one, adapter=adapter) for one in framed.sequences], framed.masks)
+            EncodedTexts(
+                [replace(one, adapter=adapter) for one in encoded.sequences], encoded.masks
+            )
             if adapter
-            else framed
+            else encoded
         )
 
-    def framed(
+    def encode_texts(
         self,
         texts: list[str],
         prompt: str,
@@ -463,11 +471,11 @@ class EmbeddingProcessor:
         truncation: Truncation,
         where: Where,
         check_cancelled: CancelCheck,
-    ) -> Framed:
+    ) -> EncodedTexts:
         """Return the sequences of texts in a role. `where` returns the path of each in the job."""
         if self._late is not None:
             frame = self._late.queries if role == "query" else self._late.documents
-            return Framed(*frame(texts, prompt, truncation, where, check_cancelled))
+            return EncodedTexts(*frame(texts, prompt, truncation, where, check_cancelled))
         sequences = self._text.encode(
             texts, truncation, where, prompt=prompt, check_cancelled=check_cancelled
         )
@@ -475,10 +483,10 @@ class EmbeddingProcessor:
             skip = self._text.prompt_tokens(prompt)
             # Pool at least the last token: a truncated text could otherwise have no tokens.
             sequences = [replace(item, skip=min(skip, item.tokens - 1)) for item in sequences]
-        return Framed(sequences, [None] * len(sequences))
+        return EncodedTexts(sequences, [None] * len(sequences))
 
     def _forms(self, prepared: Prepared, outputs: Sequence[Output]) -> _Forms:
-        notes = notes_of(prepared)
+        notes = embedding_notes(prepared)
         columns = _columns(prepared.head.split("+"), outputs)
         sparse = [*notes.found, *cast("Sequence[SparseRow]", columns.get("sparse", ()))]
         rows = zip(
@@ -499,7 +507,7 @@ class EmbeddingProcessor:
         self, work: EncodeWork, prepared: Prepared, forms: _Forms, check_cancelled: CancelCheck
     ) -> EncodeResult:
         names, most = prepared.head.split("+"), prepared.answer_bytes
-        chunks = notes_of(prepared).chunks
+        chunks = embedding_notes(prepared).chunks
         if chunks is not None:
             most //= int(np.diff(chunks.offsets).max())
         return EncodeResult(

@@ -68,7 +68,7 @@ def _refuse_frames(config: Config) -> None:
     for part in _objects(config.values.get("post_processor")):
         special = part.get("special_tokens")
         sizes = (
-            {name: _size_of(value) for name, value in special.items()}
+            {name: _count_ids(value) for name, value in special.items()}
             if isinstance(special, dict)
             else {}
         )
@@ -93,7 +93,7 @@ def _refuse_frames(config: Config) -> None:
             )
 
 
-def _size_of(special: object) -> int:
+def _count_ids(special: object) -> int:
     """Return the number of ids of a template's special token."""
     if not isinstance(special, dict):
         return 1

@@ -45,7 +45,7 @@ which is checked first.
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class TemplateFrame:
     """A rendered template for a query, a document and possibly an instruction. `pieces` are fixed
     texts and placeholders.
     """
@@ -53,7 +53,7 @@ class Frame:
     pieces: tuple[str, ...]
 
     @staticmethod
-    def from_renderings(marked: str, filled: str, samples: Mapping[str, str]) -> Frame:
+    def from_renderings(marked: str, filled: str, samples: Mapping[str, str]) -> TemplateFrame:
         """Build the frame from a template's renderings.
 
         Raises ModelBroken for a template without a place for a pair, or that changes its texts.
@@ -62,7 +62,7 @@ class Frame:
             marked: The rendering of placeholders.
             filled: The rendering of `samples`.
         """
-        frame = Frame(tuple(_MARKS.split(marked)))
+        frame = TemplateFrame(tuple(_MARKS.split(marked)))
         for mark, role in ((_QUERY, "query"), (_DOCUMENT, "document")):
             if mark not in frame.pieces:
                 raise ModelBroken(f"{NAME}: it has no place for a message of the role {role!r}")
@@ -82,7 +82,8 @@ class Frame:
         """Return the text before and after the document."""
         place = self.pieces.index(_DOCUMENT)
         before, after = (
-            Frame(part).fill(texts) for part in (self.pieces[:place], self.pieces[place + 1 :])
+            TemplateFrame(part).fill(texts)
+            for part in (self.pieces[:place], self.pieces[place + 1 :])
         )
         return before, after
 
@@ -117,11 +118,11 @@ class ChatPairs:
             for texts in (no_marks, no_samples, marks, _SAMPLES)
         ]
         marked, filled, marked_too, filled_too = rendered(card.template, pairs)
-        self._plain = Frame.from_renderings(
+        self._plain = TemplateFrame.from_renderings(
             rendered_text(marked), rendered_text(filled), no_samples
         )
         try:
-            self._instructed = Frame.from_renderings(
+            self._instructed = TemplateFrame.from_renderings(
                 rendered_text(marked_too), rendered_text(filled_too), _SAMPLES
             )
         except ModelBroken:  # some templates reject messages of the role system

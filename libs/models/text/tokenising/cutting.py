@@ -122,7 +122,7 @@ def encoded(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TextEncoding:
     """The encoding of a text, or of a part of it."""
 
     encoding: Encoding
@@ -225,7 +225,7 @@ class Cutter:
         after: str = "",
         frame: bool = True,
         placed: bool = False,
-    ) -> Iterator[Part]:
+    ) -> Iterator[TextEncoding]:
         """Encode each text in order, after the prompt, which may also be cut: `before + text +
         after`, or a part of the text.
 
@@ -238,7 +238,7 @@ class Cutter:
         """
         encode = self._tokenizer.encode_batch if placed else self._tokenizer.encode_batch_fast
         ordinary, lead = self.ordinary(most), before + prompt
-        shared: dict[str, Part] | None = {} if prompt else None
+        shared: dict[str, TextEncoding] | None = {} if prompt else None
         sizes = [len(prompt) + len(text) for text in texts]
         for numbers in sliced(
             [len(before) + min(size, ordinary) + len(after) for size in sizes], check_cancelled
@@ -248,7 +248,7 @@ class Cutter:
             found = iter(encode(chosen, add_special_tokens=frame))
             for number in numbers:
                 if sizes[number] <= ordinary:
-                    yield Part(next(found))
+                    yield TextEncoding(next(found))
                 else:
                     yield self._long(
                         prompt + texts[number],
@@ -273,8 +273,8 @@ class Cutter:
         *,
         frame: bool,
         placed: bool,
-        shared: dict[str, Part] | None,
-    ) -> Part:
+        shared: dict[str, TextEncoding] | None,
+    ) -> TextEncoding:
         """Encode a long text. `shared` is the last long text's result, which is reused if both are
         cut to the same prompt and no text.
         """
@@ -298,14 +298,14 @@ class Cutter:
             encoding = self._encode(shorter, frame=frame)
             seam = len(before) + begin
             if self._kept(encoding, shorter, seam, is_start=is_start, is_far=is_far) > most:
-                part = Part(encoding, is_whole=False, before=0 if begin else end)
+                part = TextEncoding(encoding, is_whole=False, before=0 if begin else end)
                 if shared is not None:
                     shared.clear()
                     shared[shorter] = part
                 return part
             size *= 2
         check_cancelled()
-        return Part(self._encode(before + text + after, frame=frame, placed=placed))
+        return TextEncoding(self._encode(before + text + after, frame=frame, placed=placed))
 
     def _encode(self, text: str, *, frame: bool, placed: bool = True) -> Encoding:
         """Encode a batch of one, because `encode` would hold the GIL, and so block the device

@@ -52,7 +52,7 @@ def slow_for(pattern: str) -> str:
     for text in texts(pattern):
         try:
             spent = _seconds(split, text)
-        except BaseException as error:  # the library's panic is no Exception
+        except BaseException as error:  # the library's panic is not an Exception
             if isinstance(error, KeyboardInterrupt):
                 raise
             return "takes more steps than the library allows for a text of 16,384 characters"

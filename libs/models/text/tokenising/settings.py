@@ -101,7 +101,7 @@ def apply_settings(tokenizer: Tokenizer, directory: Path, missing: list[dict[str
         missing: The result of `missing_tokens`.
     """
     config = read_config(directory, FILE) or Config(FILE, {})
-    name = _class_of(config, directory)
+    name = _tokenizer_class(config, directory)
     if name == _BERT and isinstance(tokenizer.normalizer, normalizers.BertNormalizer):
         tokenizer.normalizer = normalizers.BertNormalizer(
             clean_text=True,
@@ -140,7 +140,7 @@ def has_segments(directory: Path) -> bool:
     return not names or _SEGMENTS in names
 
 
-def _class_of(config: Config, directory: Path) -> str:
+def _tokenizer_class(config: Config, directory: Path) -> str:
     model = read_config(directory, "config.json") or Config("config.json", {})
     name = config.text("tokenizer_class") or model.text("tokenizer_class")
     if name:

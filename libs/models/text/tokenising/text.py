@@ -20,7 +20,7 @@ from libs.catalog.checkpoint.files import read_config
 from libs.errors import InputTooLong, InvalidInput
 from libs.models.interface.sequences import InputSequence
 from libs.models.interface.work import CancelCheck, Truncation, never_cancelled
-from libs.models.text.tokenising.cutting import Cutter, Part
+from libs.models.text.tokenising.cutting import Cutter, TextEncoding
 from libs.models.text.tokenising.whole import Places, ReadText, WholeText, join_parts, rows_in_parts
 
 Where = Callable[[int], str]
@@ -77,7 +77,7 @@ class TextProcessor:
         `limit` 0 is the model's limit.
         """
         limit = limit or self.limit
-        before: Part | None = None
+        before: TextEncoding | None = None
         sequences: list[InputSequence] = []
         for number, part in enumerate(
             self._cutter.parts(texts, limit, truncation, check_cancelled, prompt=prompt)
@@ -296,7 +296,7 @@ class TextProcessor:
                 )
 
     def _rows(
-        self, part: Part, limit: int, truncation: Truncation, where: str
+        self, part: TextEncoding, limit: int, truncation: Truncation, where: str
     ) -> NDArray[np.int64] | None:
         """Return the rows that truncation keeps: the special tokens around the text and one end of
         the text. None for all.
@@ -318,7 +318,9 @@ class TextProcessor:
             [np.arange(before), np.arange(start, start + room), np.arange(tokens - after, tokens)]
         )
 
-    def _cut_document(self, part: Part, room: int, truncation: Truncation, number: int) -> None:
+    def _cut_document(
+        self, part: TextEncoding, room: int, truncation: Truncation, number: int
+    ) -> None:
         if truncation == "none":
             where = f"documents[{number}].text"
             raise too_long(
@@ -348,7 +350,7 @@ class TextProcessor:
             return InputSequence(ids, types)
         return InputSequence(ids[rows], None if types is None else types[rows], cut=where)
 
-    def _spans(self, text: str, part: Part, rows: NDArray[np.int64] | None) -> Spans:
+    def _spans(self, text: str, part: TextEncoding, rows: NDArray[np.int64] | None) -> Spans:
         encoding = part.encoding
         tokens = np.arange(len(encoding)) if rows is None else rows
         inside = np.flatnonzero(np.array(encoding.special_tokens_mask)[tokens] == 0)

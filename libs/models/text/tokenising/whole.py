@@ -46,7 +46,7 @@ NEAR tokens of ordinary text.
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TokenRows:
     """Tokens in order, special ones included.
 
     The tokens of the text are `first` to `end`.
@@ -113,7 +113,9 @@ class _Progress:
     tokens: int = 0
 
 
-def rows_in_parts(cutter: Cutter, read: ReadText, check_cancelled: CancelCheck) -> Iterator[Rows]:
+def rows_in_parts(
+    cutter: Cutter, read: ReadText, check_cancelled: CancelCheck
+) -> Iterator[TokenRows]:
     """Yield the tokens of a text in parts as it is read, at least one part."""
     done = _Progress()
     text, is_whole = read(PIECE + 1)
@@ -129,7 +131,9 @@ def rows_in_parts(cutter: Cutter, read: ReadText, check_cancelled: CancelCheck) 
         yield from _divided(cutter, text, done.characters, check_cancelled)
 
 
-def _divided(cutter: Cutter, text: str, begin: int, check_cancelled: CancelCheck) -> Iterator[Rows]:
+def _divided(
+    cutter: Cutter, text: str, begin: int, check_cancelled: CancelCheck
+) -> Iterator[TokenRows]:
     """Yield the tokens of parts of the rest of a text, which is one word for the tokenizer."""
     frame = _rows(cutter.encode("a"), 0)
     while begin < len(text):
@@ -179,7 +183,7 @@ def _continues(text: str, at: int) -> bool:
 
 def _pieces(
     cutter: Cutter, read: ReadText, done: _Progress, check_cancelled: CancelCheck
-) -> Iterator[Rows]:
+) -> Iterator[TokenRows]:
     """Yield the tokens of each piece without those that the piece before has, as far as pieces can
     be joined. `done` is kept up to date.
     """
@@ -210,7 +214,7 @@ def _pieces(
         begin, joint = later, _Joint(at, _tokens(rows, slice(stop - NEAR, stop)))
 
 
-def _place(rows: Rows, joint: _Joint, borders: NDArray[np.int64]) -> int:
+def _place(rows: TokenRows, joint: _Joint, borders: NDArray[np.int64]) -> int:
     """Return the token at a joint; -1 if this piece has other tokens there."""
     for row in borders[rows.starts[borders] == joint.at].tolist():
         if row - NEAR >= rows.first and np.array_equal(
@@ -220,18 +224,18 @@ def _place(rows: Rows, joint: _Joint, borders: NDArray[np.int64]) -> int:
     return -1
 
 
-def _tokens(rows: Rows, which: slice) -> NDArray[np.int64]:
+def _tokens(rows: TokenRows, which: slice) -> NDArray[np.int64]:
     return np.stack((rows.ids[which], rows.starts[which], rows.ends[which]))
 
 
-def _rows(encoding: Encoding, shift: int) -> Rows:
+def _rows(encoding: Encoding, shift: int) -> TokenRows:
     offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2) + shift
     special = np.array(encoding.special_tokens_mask, dtype=np.bool_)
     first, after = _run(special), _run(special[::-1])
     end = max(len(special) - after, first)
     words = np.full(len(special), -2, dtype=np.int64)
     words[first:end] = [-1 if word is None else word for word in encoding.word_ids[first:end]]
-    return Rows(
+    return TokenRows(
         np.array(encoding.ids, dtype=np.uint32),
         np.array(encoding.type_ids, dtype=np.uint32),
         offsets[:, 0],
@@ -244,9 +248,9 @@ def _rows(encoding: Encoding, shift: int) -> Rows:
     )
 
 
-def _cut(rows: Rows, low: int, high: int) -> Rows:
+def _cut(rows: TokenRows, low: int, high: int) -> TokenRows:
     """Copies, so that the rest of the piece is freed."""
-    return Rows(
+    return TokenRows(
         rows.ids[low:high].copy(),
         rows.types[low:high].copy(),
         rows.starts[low:high].copy(),
@@ -280,7 +284,7 @@ class Places:
         self._has_words: bool | None = None
 
     def of_part(
-        self, rows: Rows, read: ReadText
+        self, rows: TokenRows, read: ReadText
     ) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Return the first token of the text, and `starts`, `ends` and `word_starts` of
         `WholeText`.

@@ -98,7 +98,7 @@ class SizesOutputs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class WindowGroup:
     """Texts that were prepared together.
 
     Attributes:
@@ -119,10 +119,10 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
+class WindowNotes:
     """The texts of a job, by groups in the order of the sequences."""
 
-    groups: Sequence[Group]
+    groups: Sequence[WindowGroup]
 
 
 class WindowedProcessor:
@@ -144,11 +144,11 @@ class WindowedProcessor:
         inner = _inner(work)
         everything = range(len(_texts(work)))
         prepared = self._processor.prepare(inner, check_cancelled)
-        path_of, cut_texts = _path_of(work), prepared.cut_texts
+        path_of, cut_texts = _item_path(work), prepared.cut_texts
         cut = [index for index in everything if path_of(index) in cut_texts]
         if not cut:
             spans = [[Span(0, len(text))] for text in _texts(work)]
-            return _joined(work, [Group(prepared, everything, spans)])
+            return _joined(work, [WindowGroup(prepared, everything, spans)])
         windows = dict(zip(cut, self._windows(inner, cut, prepared, check_cancelled), strict=True))
         del prepared
         groups = [
@@ -170,7 +170,7 @@ class WindowedProcessor:
         self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck
     ) -> Result:
         notes, work = prepared.notes, prepared.work
-        if not isinstance(notes, Notes):
+        if not isinstance(notes, WindowNotes):
             return self._processor.finish(prepared, outputs, check_cancelled)
         if isinstance(work, ScoreWork):
             (group,) = notes.groups
@@ -188,7 +188,7 @@ class WindowedProcessor:
     def _merged(
         self,
         work: Work,
-        group: Group,
+        group: WindowGroup,
         outputs: Sequence[Output],
         answer_bytes: int,
         check_cancelled: CancelCheck,
@@ -228,7 +228,7 @@ class WindowedProcessor:
         Args:
             prepared: The whole job, with each of them cut.
         """
-        path_of, room, overlap = _path_of(work), 0, work.window_overlap
+        path_of, room, overlap = _item_path(work), 0, work.window_overlap
         sequences = Counter(one.cut for one in prepared.sequences)
         for index in cut:
             check_cancelled()
@@ -252,7 +252,7 @@ class WindowedProcessor:
         words = f"{self._probe} " * (_PROBE_REPEATS * self._card.max_tokens)
         long = self._processor.prepare(_with_texts(work, [words]), check_cancelled)
         short = self._processor.prepare(_with_texts(work, [self._probe]), check_cancelled)
-        path = _path_of(work)(0)
+        path = _item_path(work)(0)
         pairs = zip(long.sequences, short.sequences, strict=True)
         rooms = [_tokens(one) - _tokens(other) for one, other in pairs if one.cut == path]
         return max(1, min(rooms, default=0) + 1)
@@ -263,11 +263,11 @@ class WindowedProcessor:
         texts: Sequence[int],
         windows: Mapping[int, list[Span]],
         check_cancelled: CancelCheck,
-    ) -> Group:
+    ) -> WindowGroup:
         """Prepare all windows of some texts, and halve those of which the model would read only a
         part: a tokenizer may make more tokens of a window than of its place in the text.
         """
-        path_of = _path_of(work)
+        path_of = _item_path(work)
         spans = [windows.get(index, [Span(0, len(_texts(work)[index]))]) for index in texts]
         while True:
             pieces = _with_windows(work, texts, spans)
@@ -280,7 +280,7 @@ class WindowedProcessor:
             cut = {number for number in range(len(owners)) if path_of(number) in cut_texts}
             halved = self._halved(work, texts, spans, cut, check_cancelled) if cut else spans
             if halved == spans:
-                return Group(prepared, texts, spans)
+                return WindowGroup(prepared, texts, spans)
             spans = halved
             for index, own in zip(texts, spans, strict=True):
                 _check_count(own, path_of(index), 1)
@@ -349,7 +349,7 @@ def _groups(work: WindowedWork, cut: Sequence[int]) -> list[Sequence[int]]:
     return [*([short] if short else []), *([index] for index in cut)]
 
 
-def _joined(work: WindowedWork, groups: Sequence[Group]) -> Prepared:
+def _joined(work: WindowedWork, groups: Sequence[WindowGroup]) -> Prepared:
     """Return one prepared job of all groups' sequences. Its paths are those of the texts."""
     first = groups[0].prepared
     sequences: list[InputSequence] = []
@@ -365,12 +365,12 @@ def _joined(work: WindowedWork, groups: Sequence[Group]) -> Prepared:
         if prepared.fields:
             fields += [_owner_path(path, owners) for path in prepared.fields]
         elif len(prepared.sequences) == len(owners):
-            fields += map(_path_of(work), owners)
+            fields += map(_item_path(work), owners)
     return Prepared(
         work,
         first.head,
         sequences,
-        Notes(groups),
+        WindowNotes(groups),
         looked_up=sum(group.prepared.looked_up for group in groups),
         heads=first.heads,
         fields=tuple(fields) if len(fields) == len(sequences) else (),
@@ -442,7 +442,7 @@ def _texts(work: Work) -> list[str]:
     return cast("EntitiesWork", work).texts
 
 
-def _path_of(work: Work) -> Where:
+def _item_path(work: Work) -> Where:
     return document_path if isinstance(work, ScoreWork) else item_path
 
 

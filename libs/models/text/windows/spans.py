@@ -27,7 +27,7 @@ _DOUBT_TOKENS: Final = 8
 """Tokens by which a window, alone, may differ from its tokens in the text."""
 
 
-def overlap_of(asked: int | None, room: int) -> int:
+def resolve_overlap(asked: int | None, room: int) -> int:
     """Return the tokens that a window repeats of the one before.
 
     Raises InvalidInput for more than half of a window.
@@ -85,7 +85,7 @@ def token_windows(
     A window alone has at most `room` tokens with hardly any exception: a piece of a text is
     tokenised as within the text, except at its ends.
     """
-    repeated = overlap_of(overlap, room)
+    repeated = resolve_overlap(overlap, room)
     most = max(1, room - min(_DOUBT_TOKENS, room // 16))
     whole = text.encode_whole(own, check_cancelled=check_cancelled)
     check_cancelled()

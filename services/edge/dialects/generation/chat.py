@@ -16,18 +16,18 @@ from services.edge.dialects.generation.choices import (
     MAX_TOP_LOGPROBS,
     Choices,
     count_of_answers,
-    sampling_of,
-    stops_of,
+    list_stops,
+    sampling_fields,
 )
 from services.edge.dialects.generation.common import (
     GenerationRequest,
     MessageContent,
     StreamedText,
     Tools,
-    conversation_of,
+    build_conversation,
+    encode_line,
     is_cut,
     is_last,
-    line_of,
 )
 from services.edge.dialects.openai import OPENAI
 from services.edge.messages.base import (
@@ -37,11 +37,11 @@ from services.edge.messages.base import (
     Received,
     Route,
     Stream,
+    encode_json,
     invalid,
-    json_of,
 )
 from services.edge.messages.limits import MESSAGES, PARTS
-from services.edge.messages.reading import priority_of, read, target
+from services.edge.messages.reading import read, read_priority, target
 
 EVENTS: Final = b"text/event-stream; charset=utf-8"
 DONE: Final = b"data: [DONE]\n\n"
@@ -240,7 +240,7 @@ def chat(received: Received) -> MeshCall | Stream:
     message = asked.request()
     message.adapter = request.adapter or message.adapter
     message.pool = request.pool or ""
-    message.priority = priority_of(request.priority)
+    message.priority = read_priority(request.priority)
     head = {
         "id": f"chatcmpl-{received.request_id}",
         "created": received.received_at,
@@ -349,15 +349,15 @@ def _asked(request: ChatRequest, received: Received) -> GenerationRequest:
         if message.tool_calls
     }
     choices = Choices(
-        sampling_of(request),
+        sampling_fields(request),
         seed=request.seed,
-        stop=stops_of(request.stop),
+        stop=list_stops(request.stop),
         count=count_of_answers(request.n, request.best_of),
         top_logprobs=_top_logprobs(request),
     )
     return GenerationRequest(
         named,
-        conversation_of(contents, calls),
+        build_conversation(contents, calls),
         max_tokens,
         schema,
         request.chat_template_kwargs,
@@ -444,7 +444,7 @@ def _schema(asked: ResponseFormat | None) -> tuple[dict[str, Any] | None, str]:
     )
 
 
-def usage_of(usage: pb.Usage) -> dict[str, int]:
+def usage_fields(usage: pb.Usage) -> dict[str, int]:
     total = usage.input_tokens + usage.output_tokens
     return {
         "prompt_tokens": usage.input_tokens,
@@ -462,12 +462,12 @@ def _reason(result: pb.Extraction) -> str:
 def _to_answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
     choices = [_choice(head["id"], index, result) for index, result in enumerate(reply.results)]
     return Answer(
-        json_of(
+        encode_json(
             {
                 **head,
                 "object": "chat.completion",
                 "choices": choices,
-                "usage": usage_of(reply.usage),
+                "usage": usage_fields(reply.usage),
             }
         )
     )
@@ -520,8 +520,8 @@ def _token(token: pb.TokenLogprob) -> dict[str, Any]:
     }
 
 
-def event_of(content: dict[str, Any]) -> bytes:
-    return b"data: " + line_of(content) + b"\n\n"
+def encode_event(content: dict[str, Any]) -> bytes:
+    return b"data: " + encode_line(content) + b"\n\n"
 
 
 def error_event(problem: HttpError) -> bytes:
@@ -557,7 +557,7 @@ class _Events:
             self._end(index, result) for index, result in enumerate(reply.response.results)
         )
         usage = (
-            event_of({**self._head, "choices": [], "usage": usage_of(reply.response.usage)})
+            encode_event({**self._head, "choices": [], "usage": usage_fields(reply.response.usage)})
             if self._with_usage
             else b""
         )
@@ -592,7 +592,7 @@ class _Events:
         choice = {"index": index, "delta": delta, "finish_reason": reason} | (
             {"logprobs": logprobs} if logprobs else {}
         )
-        return event_of({**self._head, "choices": [choice]})
+        return encode_event({**self._head, "choices": [choice]})
 
 
 ROUTES: Final = tuple(

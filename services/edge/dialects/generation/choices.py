@@ -1,4 +1,4 @@
-"""How a request's answers are chosen: sampling, stop strings, their number, and log probabilities.
+"""The choice of a request's answers: sampling, stop strings, their number, and log probabilities.
 Pure.
 """
 
@@ -115,14 +115,14 @@ class Choices:
         return self.names.get(ours, usual)
 
 
-def stops_of(stop: str | Sequence[str] | None) -> Sequence[str]:
+def list_stops(stop: str | Sequence[str] | None) -> Sequence[str]:
     """Return a list of one or several stop strings."""
     return (
         ([stop] if stop else []) if isinstance(stop, str) else [each for each in stop or () if each]
     )
 
 
-def sampling_of(request: Any) -> dict[str, float | None]:
+def sampling_fields(request: Any) -> dict[str, float | None]:
     """Return the sampling fields of a request that uses the names of `SAMPLING`."""
     return {name: getattr(request, name) for name in SAMPLING}
 

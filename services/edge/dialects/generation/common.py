@@ -13,9 +13,9 @@ import orjson
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.generation.choices import Choices
-from services.edge.messages.base import Fields, HttpError, invalid, json_of
+from services.edge.messages.base import Fields, HttpError, encode_json, invalid
 from services.edge.messages.names import Target
-from services.edge.messages.reading import count_of, image_part, plain_text_item
+from services.edge.messages.reading import image_part, plain_text_item, read_count
 
 MAX_TOKENS: Final = 4096
 """The maximum of `TextTask.max_tokens`."""
@@ -129,7 +129,7 @@ class GenerationRequest:
         if most is not None and most > MAX_TOKENS:
             raise invalid(f"{field} is {most}; it must be at most {MAX_TOKENS:,}", field)
         task = pb.TextTask(
-            max_tokens=count_of(most, field),
+            max_tokens=read_count(most, field),
             instruction=_joined(system),
             json_schema=_json(*self.schema),
             turns=[_turn(turn) for turn in self.conversation.turns],
@@ -217,7 +217,7 @@ def _joined(reported: Sequence[MessageContent]) -> str:
     return "\n\n".join(plain_text_item(one.content, one.field).text for one in reported)
 
 
-def conversation_of(
+def build_conversation(
     messages: Sequence[tuple[str, Sequence[MessageContent]]],
     calls: Mapping[int, Sequence[tuple[str, str]]] = MappingProxyType({}),
 ) -> Conversation:
@@ -315,11 +315,11 @@ def _different_text_error() -> HttpError:
     return HttpError("WORKER_LOST", text)
 
 
-def line_of(content: object) -> bytes:
+def encode_line(content: object) -> bytes:
     """Return JSON without line separators: Python's `str.splitlines`, which Ollama's client uses,
     also splits at U+0085, U+2028 and U+2029.
     """
-    line = json_of(content)
+    line = encode_json(content)
     for character, escaped in _LINE_ENDS:
         line = line.replace(character, escaped)
     return line

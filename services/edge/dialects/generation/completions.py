@@ -15,15 +15,15 @@ from services.edge.dialects.generation.chat import (
     EVENTS,
     ChatUsage,
     StreamOptions,
+    encode_event,
     error_event,
-    event_of,
-    usage_of,
+    usage_fields,
 )
 from services.edge.dialects.generation.choices import (
     Choices,
     count_of_answers,
-    sampling_of,
-    stops_of,
+    list_stops,
+    sampling_fields,
 )
 from services.edge.dialects.generation.common import MAX_TOKENS, StreamedText, is_cut, is_last
 from services.edge.dialects.openai import OPENAI
@@ -34,11 +34,11 @@ from services.edge.messages.base import (
     Received,
     Route,
     Stream,
+    encode_json,
     invalid,
-    json_of,
     single_field,
 )
-from services.edge.messages.reading import count_of, priority_of, read, target, text_item
+from services.edge.messages.reading import read, read_count, read_priority, target, text_item
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
 """OpenAI's default."""
@@ -124,14 +124,14 @@ def complete(received: Received) -> MeshCall | Stream:
             f"logprobs is {request.logprobs}; it must be within 0 and {MAX_LOGPROBS}", "logprobs"
         )
     choices = Choices(
-        sampling_of(request),
+        sampling_fields(request),
         {"top_logprobs": "logprobs"},
         seed=request.seed,
-        stop=stops_of(request.stop),
+        stop=list_stops(request.stop),
         count=count_of_answers(request.n, request.best_of),
         top_logprobs=request.logprobs,
     )
-    task = pb.TextTask(max_tokens=count_of(most, "max_tokens"), raw_prompt=True)
+    task = pb.TextTask(max_tokens=read_count(most, "max_tokens"), raw_prompt=True)
     choices.fill(task)
     named, items = target(received, request.model), choices.items(_prompts(request))
     message = pb.ExtractRequest(
@@ -140,7 +140,7 @@ def complete(received: Received) -> MeshCall | Stream:
         text=task,
         adapter=request.adapter or named.adapter,
         pool=request.pool or "",
-        priority=priority_of(request.priority),
+        priority=read_priority(request.priority),
     )
     fields: Fields = {
         **single_field("items", "prompt"),
@@ -204,7 +204,7 @@ def _to_answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
         }
         for index, result in enumerate(reply.results)
     ]
-    return Answer(json_of({**head, "choices": choices, "usage": usage_of(reply.usage)}))
+    return Answer(encode_json({**head, "choices": choices, "usage": usage_fields(reply.usage)}))
 
 
 class _Events:
@@ -217,11 +217,11 @@ class _Events:
     def render(self, reply: pb.ExtractStreamResponse) -> bytes:
         """Return the events of a reply. Raises HttpError."""
         if not reply.HasField("response"):
-            said = (
+            pieces = (
                 (delta.item, self._streamed[delta.item].next_text([delta]))
                 for delta in reply.deltas
             )
-            return b"".join(self._chunk(index, text) for index, text in said if text)
+            return b"".join(self._chunk(index, text) for index, text in pieces if text)
         results = enumerate(reply.response.results)
         ends = b"".join(
             self._chunk(
@@ -233,7 +233,7 @@ class _Events:
             for index, result in results
         )
         usage = (
-            event_of({**self._head, "choices": [], "usage": usage_of(reply.response.usage)})
+            encode_event({**self._head, "choices": [], "usage": usage_fields(reply.response.usage)})
             if self._with_usage
             else b""
         )
@@ -246,7 +246,7 @@ class _Events:
         reason: str | None = None,
         logprobs: dict[str, Any] | None = None,
     ) -> bytes:
-        return event_of(
+        return encode_event(
             {
                 **self._head,
                 "choices": [

@@ -14,17 +14,17 @@ import orjson
 from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.generation.choices import Choices, stops_of
+from services.edge.dialects.generation.choices import Choices, list_stops
 from services.edge.dialects.generation.common import (
     Conversation,
     GenerationRequest,
     MessageContent,
     StreamedText,
     Tools,
-    conversation_of,
+    build_conversation,
+    encode_line,
     is_cut,
     is_last,
-    line_of,
 )
 from services.edge.dialects.ollama import LONG_AGO, OLLAMA, answer_if_known, error_text, model_named
 from services.edge.messages.base import (
@@ -157,7 +157,7 @@ def chat(received: Received) -> MeshCall | Stream:
         for place, message in enumerate(request.messages)
         if message.tool_calls
     }
-    conversation = conversation_of(
+    conversation = build_conversation(
         [
             (
                 message.role,
@@ -284,7 +284,10 @@ def _choices(options: OllamaOptions) -> Choices:
     sampling = {_NAMES.get(name, name): getattr(options, name) for name in _SAMPLED}
     names = {f"sampling.{_NAMES.get(name, name)}": f"options.{name}" for name in _SAMPLED}
     return Choices(
-        sampling, {**names, "stop": "options.stop"}, seed=options.seed, stop=stops_of(options.stop)
+        sampling,
+        {**names, "stop": "options.stop"},
+        seed=options.seed,
+        stop=list_stops(options.stop),
     )
 
 
@@ -312,7 +315,7 @@ def _schema(given: str | dict[str, Any] | None) -> tuple[dict[str, Any] | None, 
 
 def _error_line(problem: HttpError) -> bytes:
     """Return a line that Ollama's clients raise as an error."""
-    return line_of({"error": error_text(problem)}) + b"\n"
+    return encode_line({"error": error_text(problem)}) + b"\n"
 
 
 class _Lines:
@@ -335,7 +338,9 @@ class _Lines:
         return self._end(reply, reply.results[0].text)
 
     def _line(self, text: str) -> bytes:
-        return line_of({**self._head, **self._write(text), "done": False}) + b"\n" if text else b""
+        return (
+            encode_line({**self._head, **self._write(text), "done": False}) + b"\n" if text else b""
+        )
 
     def _end(self, reply: pb.ExtractResponse, text: str) -> bytes:
         timings, usage = reply.timings, reply.usage
@@ -357,7 +362,7 @@ class _Lines:
             "eval_count": usage.output_tokens,
             "eval_duration": round(timings.forward_seconds * 1e9),
         }
-        return line_of({**self._head, **wrote, **rest})
+        return encode_line({**self._head, **wrote, **rest})
 
 
 ROUTES: Final = (

@@ -68,7 +68,7 @@ class Routes:
     def default(self) -> str:
         return self.pools.default if self.pools.is_configured else self.default_pool
 
-    def of_model(self, model: str, snapshot: FleetSnapshot) -> tuple[str, ...]:
+    def model_pools(self, model: str, snapshot: FleetSnapshot) -> tuple[str, ...]:
         """Return the model's pools, best first. Empty if neither cards nor files name one: then any
         pool that has the model.
         """
@@ -96,7 +96,7 @@ def choose_lane(
     """
     if target.pool:
         return LaneKey(target.pool, target.model, target.adapter)
-    named = routes.of_model(target.model, snapshot)
+    named = routes.model_pools(target.model, snapshot)
     pool = (
         _best(named, target, routes, snapshot, backlog, seconds, without)
         if named
@@ -139,7 +139,7 @@ def has_other_pool(
     """Return whether another of the model's pools may serve a request that `without` have failed:
     one with workers, or one that would be started.
     """
-    named = () if target.pool else routes.of_model(target.model, snapshot)
+    named = () if target.pool else routes.model_pools(target.model, snapshot)
     there = snapshot.pools()
     return any(
         why_broken(LaneKey(pool, target.model, target.adapter), snapshot) is None

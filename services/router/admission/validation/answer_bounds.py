@@ -33,7 +33,7 @@ BOUNDS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "extract.classify": (limits.ANSWERED,),
     "extract.relations": (limits.ANSWERED, limits.SHARED),
     "extract.regions": (limits.SHARED,),
-    "extract.text": (limits.WRITTEN, limits.SHARED),
+    "extract.text": (limits.GENERATED, limits.SHARED),
     "extract.structure": (limits.ANSWERED, limits.SHARED),
     "tokenize": (limits.TOKENIZED,),
     "detokenize": (limits.TOKENIZED,),
@@ -79,7 +79,7 @@ def item_share(request: Message, request_bytes: int, readable: int) -> int:
     return 0
 
 
-def check_written(task: pb.TextTask, pages: Iterable[int], items: int) -> None:
+def check_generated(task: pb.TextTask, pages: Iterable[int], items: int) -> None:
     """Raise InvalidInput if more tokens may be generated than one answer holds. `pages`: of each
     item that has some.
     """
@@ -88,7 +88,7 @@ def check_written(task: pb.TextTask, pages: Iterable[int], items: int) -> None:
     tokens = (
         0 if task.text_layer == pb.TextTask.TEXT_LAYER_ONLY else task.max_tokens or DEFAULT_TOKENS
     )
-    most = limits.WRITTEN.most
+    most = limits.GENERATED.most
     if texts * tokens > most:
         message = f"items has {texts:,} texts to generate, of up to {tokens:,} tokens each:"
         raise InvalidInput(

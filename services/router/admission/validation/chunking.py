@@ -14,7 +14,7 @@ from typing import Final
 
 from shoal.v1 import inference_pb2 as pb
 
-from libs.documents.text_size import NO_TEXT, TextBudget, budget_of, estimated_text_bytes
+from libs.documents.text_size import NO_TEXT, TextBudget, estimated_text_bytes, text_budget
 from libs.errors import InvalidInput
 from services.router.admission.validation import limits
 
@@ -41,7 +41,7 @@ class ChunkedItem:
     bytes: int
     chunks: int
     budget: TextBudget = NO_TEXT
-    """Of a document."""
+    """The budget of a document's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class _Documents:
 
     def budget(self, document: pb.Document) -> TextBudget:
         """Return the pages and the text that a document may have. `requests.py` has checked it."""
-        return budget_of(self._data(document), self._pages(document), self.count)
+        return text_budget(self._data(document), self._pages(document), self.count)
 
     def text_bytes(self, document: pb.Document) -> int:
         """Estimate the text of a document."""

@@ -104,10 +104,10 @@ SHARED: Final = Limit(
     4 * MIB,
     BYTES,
 )
-"""Like ANSWERED, for results that depend on the content. Each item may take the same: one item
-alone all of it, and one of 10,000 still some ten results in addition to its bytes.
+"""The limit ANSWERED for results that depend on the content. Each item has an equal share: a single
+item all of it, and one of 10,000 still some ten results in addition to its bytes.
 """
-WRITTEN: Final = Limit(
+GENERATED: Final = Limit(
     "tokens that may be generated: `max_tokens` for each item or page",
     ("TextTask.max_tokens",),
     1_048_576,
@@ -200,8 +200,8 @@ UNKNOWN_PAGES: Final = Limit(
     documents.UNKNOWN_PAGES,
     PAGES,
 )
-"""Such a document is priced with this number. The worker refuses a document that has more, or with
-`chunking` more than its share of REQUEST_PAGES.
+"""The number of pages with which such a document is priced. The worker refuses a document that has
+more, or with `chunking` more than its share of REQUEST_PAGES.
 """
 ITEM_PAGES: Final = Limit(
     "pages of an item, of all its documents together", ("Item.parts",), documents.PAGES, PAGES
@@ -371,7 +371,7 @@ REQUEST_CHUNKS: Final = Limit(
     "chunks of a request, by their estimated number", ("Chunking", "Item.spans"), 65_536, ENTRIES
 )
 SPANNED: Final = Limit("the texts and contexts of an item's spans", ("Item.spans",), 4 * MIB, BYTES)
-"""As many as an item's text may have: spans may overlap, and each is read."""
+"""The limit of an item's text: spans may overlap, and each is read."""
 CONTEXT: Final = Limit("text before chunks", ("Item.context", "Span.context"), 4096, CHARACTERS)
 CHUNK_CONTEXTS: Final = Limit(
     (
@@ -508,7 +508,7 @@ ALL: Final = (
     READ,
     ANSWERED,
     SHARED,
-    WRITTEN,
+    GENERATED,
     ENCODED,
     STREAMED,
     SPARSE,

@@ -37,8 +37,8 @@ COMPLETE: Final = Limit(
     BYTES,
 )
 STREAMED: Final = Limit(
-    "all generated text of one call",
-    ("WrittenRequest", "MultiplexedCall.written"),
+    "all deltas of one call",
+    ("DeltasRequest", "MultiplexedCall.deltas"),
     4 * MIB,
     BYTES,
 )
@@ -53,7 +53,7 @@ NAME: Final = Limit(
                 "ConnectRequest",
                 "CompleteRequest",
                 "HeartbeatRequest",
-                "WrittenRequest",
+                "DeltasRequest",
             )
         ),
         *(f"{name}.epoch" for name in ("PullRequest", "ConnectRequest", "HeartbeatRequest")),
@@ -66,7 +66,7 @@ NAME: Final = Limit(
             "WorkerModel.adapters",
         ),
         *("WorkerModel.failed_adapters", "ModelCard.model", "HeartbeatRequest.on_disk_tag"),
-        *("WrittenText.job_id", "WrittenText.router", "WrittenText.batch_id"),
+        *("JobDelta.job_id", "JobDelta.router", "JobDelta.batch_id"),
     ),
     256,
     CHARACTERS,
@@ -90,17 +90,17 @@ MANY: Final = Limit(
         *(
             "WorkerModel.adapters",
             "WorkerModel.failed_adapters",
-            "WrittenRequest.texts",
+            "DeltasRequest.deltas",
         ),
     ),
     10_000,
     ENTRIES,
 )
-WRITTEN: Final = Limit(
-    "a part of a text that is being generated", ("WrittenText.text",), 65_536, CHARACTERS
+DELTA_TEXT: Final = Limit(
+    "a part of a text that is being generated", ("JobDelta.text",), 65_536, CHARACTERS
 )
 CHUNKS_PART: Final = Limit(
-    "chunks that are sent before the answer of their job", ("WrittenText.chunks",), 2 * MIB, BYTES
+    "chunks that are sent before the answer of their job", ("JobDelta.chunks",), 2 * MIB, BYTES
 )
 EXCEPTED: Final = Limit(
     "tenants that a pull excludes", ("PullRequest.except_tenants",), 16, ENTRIES
@@ -152,7 +152,7 @@ ALL: Final = (
     NAME,
     POOL,
     MANY,
-    WRITTEN,
+    DELTA_TEXT,
     CHUNKS_PART,
     EXCEPTED,
     TENANT,
@@ -174,7 +174,7 @@ METHODS: Final = {
     "Heartbeat": HEARTBEAT.most,
     "Multiplex": MULTIPLEX.most,
     "Complete": COMPLETE.most,
-    "Written": STREAMED.most,
+    "Deltas": STREAMED.most,
 }
 """Maximum bytes of a request, by method of WorkerService and by call on its stream."""
 

@@ -70,15 +70,15 @@ def check_connect(request: worker_pb2.ConnectRequest) -> None:
     _check_name(request.epoch, "epoch")
 
 
-def check_written(request: worker_pb2.WrittenRequest) -> None:
+def check_deltas(request: worker_pb2.DeltasRequest) -> None:
     """Raises InvalidInput."""
     _check_name(request.worker_id, "worker_id")
-    limits.MANY.check(len(request.texts), "texts")
-    for index, part in enumerate(request.texts):
+    limits.MANY.check(len(request.deltas), "deltas")
+    for index, part in enumerate(request.deltas):
         for name in ("job_id", "router", "batch_id"):
-            _check_name(getattr(part, name), f"texts[{index}].{name}")
-        limits.WRITTEN.check(len(part.text), f"texts[{index}].text")
-        limits.CHUNKS_PART.check(len(part.chunks), f"texts[{index}].chunks")
+            _check_name(getattr(part, name), f"deltas[{index}].{name}")
+        limits.DELTA_TEXT.check(len(part.text), f"deltas[{index}].text")
+        limits.CHUNKS_PART.check(len(part.chunks), f"deltas[{index}].chunks")
 
 
 def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:

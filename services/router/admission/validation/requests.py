@@ -20,7 +20,7 @@ from shoal.v1 import models_pb2, tensor_pb2
 from libs import embedding_id
 from libs.documents.conversion import sniffing
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.image_size import size_of
+from libs.image_size import read_image_size
 from libs.names import is_adapter_name, is_model_id
 from services.router.admission.validation import (
     answer_bounds,
@@ -78,7 +78,7 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
     files = _check_files(request.files)
     divides = request.HasField("chunking")
     if divides:
-        _refuse_chunks_of(card)
+        _refuse_image_chunks(card)
     items = _check_items(request.items, "items", card, files, divided=divides)
     shared = files.read("items", items.images.values())
     sizes = Sizes(
@@ -109,7 +109,7 @@ def _check_embedding_id(expected: str) -> None:
     )
 
 
-def _refuse_chunks_of(card: Card | None) -> None:
+def _refuse_image_chunks(card: Card | None) -> None:
     if card is not None and models_pb2.INPUT_KIND_IMAGE in card.inputs:
         raise TaskNotSupported(
             f"{card.model} reads images: chunks are for models of text only", field="chunking"
@@ -183,7 +183,7 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
         items.images.update({index: _layers_alone(own) for index, own in items.images.items()})
     repeated = labels or (card.labels if card is not None and task == "classify" else ())
     if task == "text":
-        answer_bounds.check_written(
+        answer_bounds.check_generated(
             request.text, (item.pages for item in items.images.values()), len(items.sizes)
         )
     elif task != "regions":  # any number of regions may have the same label
@@ -427,7 +427,7 @@ def _check_item(
     if content == "image":
         return 0, _check_image(item.image, f"{path}.image", card)
     text = item.text
-    _check_text_of(text, f"{path}.text", card)
+    _check_item_text(text, f"{path}.text", card)
     _check_given(known, len(text), f"{path}.entities")
     return pb.Item(
         text=text
@@ -449,7 +449,7 @@ def _check_parts(
         if content is None:
             raise InvalidInput(f"{own} must have text, an image or a document", field=own)
         if content == "text":
-            _check_text_of(part.text, f"{own}.text", card)
+            _check_item_text(part.text, f"{own}.text", card)
             size += part.ByteSize()
             continue
         if content == "image":
@@ -466,7 +466,7 @@ def _check_parts(
     return size, ImageSizes(file_bytes, tokens, pages)
 
 
-def _check_text_of(text: str, path: str, card: Card | None) -> None:
+def _check_item_text(text: str, path: str, card: Card | None) -> None:
     if not takes(card, models_pb2.INPUT_KIND_TEXT):
         raise TaskNotSupported(f"{'' if card is None else card.model} takes no texts", field=path)
     _refuse(not text, f"{path} is empty", path)
@@ -492,7 +492,7 @@ def _check_image(image: pb.Image, path: str, card: Card | None) -> ImageSizes:
     data = image.data
     _refuse(not data, f"{path}.data is empty", f"{path}.data")
     limits.IMAGE.check(len(data), f"{path}.data")
-    size = size_of(data)
+    size = read_image_size(data)
     if size is not None:
         limits.IMAGE_PIXELS.check(size.height * size.width, f"{path}.data")
     images = card.images if card is not None and card.HasField("images") else None

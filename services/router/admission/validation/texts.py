@@ -43,8 +43,8 @@ def check(task: pb.TextTask, items: int) -> None:
         limits.STOP.check(len(stop), f"text.stop[{index}]")
     _check_logprobs(task, items)
     for name in ("instruction", "turns", "template_values", "tools"):
-        framed = f"text.{name} is for a prompt in the chat template: omit it, or text.raw_prompt"
-        _refuse(task.raw_prompt and bool(getattr(task, name)), framed, f"text.{name}")
+        problem = f"text.{name} is for a prompt in the chat template: omit it, or text.raw_prompt"
+        _refuse(task.raw_prompt and bool(getattr(task, name)), problem, f"text.{name}")
     _check_tools(task)
 
 

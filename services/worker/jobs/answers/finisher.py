@@ -41,8 +41,8 @@ have 0.8 million scores.
 """
 
 RELIEF_INTERVAL_SECONDS: Final = 0.05
-"""How often finishing threads are checked for one that has not yielded, while large answers are
-made.
+"""Interval at which finishing threads are checked for one that has not yielded, while large answers
+are made.
 """
 
 GiveWay = Callable[[], None]
@@ -206,7 +206,7 @@ def _serialised_answer(held: HeldJob, check_cancelled: CancelCheck) -> bytes:
     made = time.monotonic()
     metrics.FINISH_SECONDS.labels(held.resident.name).observe(made - started)
     held.span.stage("finish", started, made)
-    return codec.result_of(
+    return codec.encode_result(
         result,
         revision=model.card.revision,
         tokens=held.ready.tokens,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
 from libs.errors import DeadlinePassed, InternalError, ShoalError
-from libs.models import Model, is_finite, outputs_of
+from libs.models import Model, collect_outputs, is_finite
 from libs.telemetry.logs import Value, fields
 from services.worker.jobs.held import HeldJob
 
@@ -80,14 +80,14 @@ class Fp32Fallback:
             raise InternalError("the job was cancelled before it was recomputed in float32")
         if held.deadline_unix <= self._unix_time():
             raise DeadlinePassed("the deadline passed before the job was recomputed in float32")
-        fp32_model = self._fp32_model_of(model)
+        fp32_model = self._load_fp32_model(model)
         nonfinite = nonfinite_outputs(held)
         if fp32_model is not None:
             prepared, started = held.ready, time.monotonic()
             for head, indices in prepared.groups().items():
                 again = [index for index in indices if index in nonfinite]
                 if again:
-                    outputs = outputs_of(
+                    outputs = collect_outputs(
                         fp32_model.forward(head, [prepared.sequences[index] for index in again])
                     )
                     held.outputs.update(zip(again, outputs, strict=True))
@@ -102,7 +102,7 @@ class Fp32Fallback:
         if nonfinite_outputs(held):
             raise InternalError(f"{name} computed values that are not finite for this input")
 
-    def _fp32_model_of(self, model: Model) -> Model | None:
+    def _load_fp32_model(self, model: Model) -> Model | None:
         if self._loaded is None or self._loaded[0] is not model:
             self._loaded = None  # drop it before loading the next: never hold two
             fp32_model = model.load_fp32_fallback()

@@ -132,19 +132,19 @@ class StreamedParts:
             await asyncio.sleep(pause_seconds(response))
         self._sends_chunks = False
 
-    async def _call(self, parts: list[worker_pb2.WrittenText]) -> worker_pb2.WrittenResponse | None:
+    async def _call(self, parts: list[worker_pb2.JobDelta]) -> worker_pb2.DeltasResponse | None:
         """Send parts to the router. Return None if they could not be sent."""
         if not parts:
-            return worker_pb2.WrittenResponse()
-        request = worker_pb2.WrittenRequest(worker_id=self._link.identity.worker_id, texts=parts)
+            return worker_pb2.DeltasResponse()
+        request = worker_pb2.DeltasRequest(worker_id=self._link.identity.worker_id, deltas=parts)
         try:
-            return await self._link.send_texts(request)
+            return await self._link.send_deltas(request)
         except ShoalError as error:
             log.debug("parts of answers could not be streamed: %s", error)
             return None
 
 
-def pause_seconds(response: worker_pb2.WrittenResponse | None) -> float:
+def pause_seconds(response: worker_pb2.DeltasResponse | None) -> float:
     """Return how long to wait after a call with chunks; None if it failed."""
     if response is None:
         return FAILED_SECONDS
@@ -192,7 +192,7 @@ def _is_held(held: HeldJob) -> bool:
     return not held.unwanted and held.number in held.lease.jobs
 
 
-def _parts(growing: Iterable[_GrowingText]) -> list[tuple[HeldJob, int, worker_pb2.WrittenText]]:
+def _parts(growing: Iterable[_GrowingText]) -> list[tuple[HeldJob, int, worker_pb2.JobDelta]]:
     """Return the text of each sequence that is not streamed yet. Runs in a thread."""
     found = []
     for progress in growing:
@@ -207,9 +207,9 @@ def _parts(growing: Iterable[_GrowingText]) -> list[tuple[HeldJob, int, worker_p
         if not text.startswith(streamed) or len(text) == len(streamed):
             continue
         (item, page), job = places[progress.index], held.job
-        part = worker_pb2.WrittenText(
+        part = worker_pb2.JobDelta(
             job_id=job.job_id,
-            router=job.written_to,
+            router=job.stream_to,
             batch_id=held.lease.batch_id,
             item=item,
             page=page,
@@ -220,7 +220,7 @@ def _parts(growing: Iterable[_GrowingText]) -> list[tuple[HeldJob, int, worker_p
     return found
 
 
-_ChunkPart = tuple[HeldJob, int, worker_pb2.WrittenText]
+_ChunkPart = tuple[HeldJob, int, worker_pb2.JobDelta]
 """A job, and the number of chunks of a part."""
 
 
@@ -256,12 +256,12 @@ def _chunk_part(held: HeldJob) -> _ChunkPart | None:
         return None
     if result is None or result.chunks is None:
         return None
-    chunks = codec.part_of(result, revision=model.card.revision, embedding_id=held.embedding_id)
+    chunks = codec.encode_part(result, revision=model.card.revision, embedding_id=held.embedding_id)
     if len(chunks) > MAX_CHUNKS_BYTES:
         return None
-    part = worker_pb2.WrittenText(
+    part = worker_pb2.JobDelta(
         job_id=job.job_id,
-        router=job.written_to,
+        router=job.stream_to,
         batch_id=held.lease.batch_id,
         offset=held.streamed_chunks,
         chunks=chunks,

@@ -34,7 +34,7 @@ class Launched:
     is_ahead: bool
     """Whether another batch was on the device when it was launched."""
     cut_next_at: float
-    """When to cut the next batch."""
+    """The time at which to cut the next batch."""
     is_over: bool = False
 
     @property
@@ -74,7 +74,7 @@ def collect(pending: PendingBatch) -> Collected:
     return Collected(outputs, pending.seconds, pending.idle_seconds)
 
 
-def sequences_of(batch: Batch, jobs: Sequence[HeldJob]) -> list[InputSequence]:
+def batch_sequences(batch: Batch, jobs: Sequence[HeldJob]) -> list[InputSequence]:
     """Return the sequences of a batch, given the job of each."""
     return [held.ready.sequences[one.index] for held, one in zip(jobs, batch.chosen, strict=True)]
 

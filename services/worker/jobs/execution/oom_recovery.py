@@ -243,7 +243,7 @@ class Caps:
         self._budget = tokens
         self._caps: dict[Hashable, _Cap] = {}
 
-    def budget_of(self, group: Hashable) -> int:
+    def token_budget(self, group: Hashable) -> int:
         """Return the token budget of the group's next batch."""
         cap = self._caps.get(group)
         return self._budget if cap is None else cap.tokens

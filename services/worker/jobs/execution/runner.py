@@ -34,10 +34,10 @@ from services.worker.jobs import spans
 from services.worker.jobs.execution.batches import (
     Done,
     Launched,
+    batch_sequences,
     collect,
     item_path,
     queued_at,
-    sequences_of,
 )
 from services.worker.jobs.execution.dedup import cache_outputs, deduplicate
 from services.worker.jobs.execution.device_time import DeviceTime
@@ -80,9 +80,9 @@ UNMEASURED_BUDGET_DIVISOR: Final = 8
 """Divisor of the token budget for a model of unknown speed while the device is shared."""
 
 LAUNCH_LEAD_SECONDS: Final = 0.002
-"""How long before the earliest expected end of a batch the next one is cut and launched. Cutting,
-packing and the first launches take the host about 1 ms; a longer lead would miss jobs that arrive
-in time.
+"""Time before the earliest expected end of a batch at which the next one is cut and launched.
+Cutting, packing and the first launches take the host about 1 ms; a longer lead would miss jobs that
+arrive in time.
 """
 
 MIN_AHEAD_SECONDS: Final = 0.001
@@ -92,8 +92,8 @@ the next one larger.
 """
 
 BATCH_POLL_SECONDS: Final = 0.0005
-"""How often the device thread, waiting to cut the next batch, checks whether the current one ended
-early.
+"""Interval at which the device thread, waiting to cut the next batch, checks whether the current
+one ended early.
 """
 
 
@@ -310,7 +310,7 @@ class Runner:
                 self._run_ahead()
             else:
                 while (batch := self._next()) is not None:
-                    self._serve(batch, self._jobs_of(batch))
+                    self._serve(batch, self._sequence_jobs(batch))
         except BaseException as error:
             self.ended.set_exception(error)
         else:
@@ -400,7 +400,7 @@ class Runner:
         """Launch a batch, then collect the previous one. Return the batch that is on the device, if
         any.
         """
-        jobs = self._jobs_of(batch)
+        jobs = self._sequence_jobs(batch)
         model = jobs[0].resident.model
         if not isinstance(model, LaunchesBatches) or not model.can_launch(batch.group.head):
             if before is not None:
@@ -427,7 +427,7 @@ class Runner:
         resident = jobs[0].resident
         if before is None:
             self.device_time.began(started, queued_at(jobs), self._cut_at)
-        deduplicated = deduplicate(sequences_of(batch, jobs), resident.images)
+        deduplicated = deduplicate(batch_sequences(batch, jobs), resident.images)
         pending: PendingBatch | Failure | None = None
         if deduplicated.needed:
             pending = attempt(
@@ -514,7 +514,7 @@ class Runner:
             is_last=is_last,
         )
 
-    def _jobs_of(self, batch: Batch) -> list[HeldJob]:
+    def _sequence_jobs(self, batch: Batch) -> list[HeldJob]:
         """Return the job of each sequence."""
         return [self._jobs[one.job] for one in batch.chosen]
 
@@ -533,7 +533,7 @@ class Runner:
         cpu_started, computed = time.thread_time(), 0.0
         while batch is not None:
             metrics.BATCH_PREEMPTIONS.inc()
-            computed += self._serve(batch, self._jobs_of(batch), is_preempting=True)
+            computed += self._serve(batch, self._sequence_jobs(batch), is_preempting=True)
             batch = self._next_preempting(running)
         seconds = self._clock() - started
         self._preempting_cpu_seconds += time.thread_time() - cpu_started
@@ -564,9 +564,9 @@ class Runner:
     def _budget_tokens(self, group: Group) -> int:
         # The duration of a decoding step hardly depends on the number of sequences.
         return (
-            self._caps.budget_of(group)
+            self._caps.token_budget(group)
             if group.is_continuous
-            else min(self._caps.budget_of(group), self._max_tokens(group.model))
+            else min(self._caps.token_budget(group), self._max_tokens(group.model))
         )
 
     def _max_tokens(self, model: str) -> int:
@@ -623,7 +623,7 @@ class Runner:
         started = self._clock()
         if not is_preempting:
             self.device_time.began(started, queued_at(jobs), self._cut_at)
-        deduplicated = deduplicate(sequences_of(batch, jobs), resident.images)
+        deduplicated = deduplicate(batch_sequences(batch, jobs), resident.images)
         recovery = RecoveryResult([], is_clean=False)
         if deduplicated.needed:
             forward = partial(resident.model.forward, batch.group.head, yield_point=called)
@@ -720,7 +720,7 @@ class Runner:
             if isinstance(outcome, Unfinished):
                 self._begun.add(held.number)
                 unfinished.append((held, replace(one, tokens=1)))
-                if held.job.written_to and outcome.ids:
+                if held.job.stream_to and outcome.ids:
                     self._outcomes.stream(held, one.index, list(outcome.ids))
                 continue
             if not isinstance(outcome, ShoalError):

@@ -281,7 +281,7 @@ def _streams_chunks(job: worker_pb2.Job, work: Work) -> bool:
     longer than computing them, so it is done once, for the answer.
     """
     return (
-        bool(job.written_to)
+        bool(job.stream_to)
         and isinstance(work, EncodeWork)
         and work.chunking is not None
         and work.pooling_factor <= 1

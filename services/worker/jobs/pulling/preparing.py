@@ -54,18 +54,18 @@ process.
 """
 
 GIL_RELEASE_INTERVAL_SECONDS: Final = 0.005
-"""How long a preparing thread runs before it sleeps GIL_RELEASE_SECONDS to release the interpreter
-lock. CPython forces a release after 5 ms only if the thread has not released the lock in between,
-which NumPy does for microseconds all the time. Without the sleep, the event loop waits for the
-whole job (86 ms seen for 666 items).
+"""Time for which a preparing thread runs before it sleeps GIL_RELEASE_SECONDS to release the
+interpreter lock. CPython forces a release after 5 ms only if the thread has not released the lock
+in between, which NumPy does for microseconds all the time. Without the sleep, the event loop waits
+for the whole job (86 ms seen for 666 items).
 """
 
 GIL_RELEASE_SECONDS: Final = 1e-4
 
 REST_SECONDS: Final = 0.01
-"""How long a thread sleeps instead while the device computes a batch of another caller. Forward
-passes on a CPU need the same cores, and on every device the interpreter lock hundreds of times:
-next to a thread that holds it they take two to three times as long.
+"""Time for which a thread sleeps instead while the device computes a batch of another caller.
+Forward passes on a CPU need the same cores, and on every device the interpreter lock hundreds of
+times: next to a thread that holds it they take two to three times as long.
 """
 
 REST_AFTER_SECONDS: Final = 0.05

@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 _MAX_PULLED_JOBS: Final = 256
 _LAST_PULLS_SECONDS: Final = 1.0
-"""How long to wait for pulls in flight at shutdown. Routers end them on the heartbeat that reports
+"""Time to wait for pulls in flight at shutdown. Routers end them on the heartbeat that reports
 draining.
 """
 
 _PARTIAL_WAIT_SECONDS: Final = 1.0
-"""How long a pull for only some lanes waits at the router. A pull for all lanes soon replaces
+"""Time for which a pull for only some lanes waits at the router. A pull for all lanes soon replaces
 it.
 """
 
@@ -187,10 +187,10 @@ class Puller:
             self._unanswered.append(request.batch_id)
             self._pause_until = time.monotonic() + self._backoff.next()
             return False
-        if response.beat:
+        if response.heartbeat_now:
             self._request_heartbeat()
         if not (
-            response.batch_id or response.load_model or response.beat
+            response.batch_id or response.load_model or response.heartbeat_now
         ) and self._handle_early_return(pull, sent_at, wait_seconds):
             return False
         self._backoff.reset()

@@ -121,7 +121,7 @@ class Plan:
 
     pulls: tuple[Pull, ...] = ()
     replan_seconds: float | None = None
-    """When to plan again even if nothing happens; None if not needed."""
+    """Time after which to plan again even if nothing happens; None if not needed."""
 
 
 class Lead:

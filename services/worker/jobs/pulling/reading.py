@@ -14,7 +14,7 @@ from shoal.v1 import inference_pb2, worker_pb2
 
 from libs.documents import limits
 from libs.documents.text_size import estimated_text_bytes
-from libs.image_size import size_of
+from libs.image_size import read_image_size
 from services.worker.jobs.held import PreparationKind
 
 BYTES_A_TOKEN: Final = 4
@@ -63,7 +63,7 @@ def reading_of(job: worker_pb2.Job, payload_bytes: int, *, has_images: bool) -> 
         if isinstance(part, inference_pb2.Document):
             pages += _pages(part)
             continue
-        size = size_of(part.data)
+        size = read_image_size(part.data)
         # A header may hide the size of a very large image: assume the maximum, away from quick
         # jobs.
         area = UNKNOWN_PIXELS if size is None else size.height * size.width

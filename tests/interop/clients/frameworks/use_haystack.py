@@ -13,9 +13,9 @@ from checking import (
     WAITED,
     check,
     distance,
-    is_told,
     ranked,
     refused,
+    reports_retry_after,
     waits,
 )
 from haystack import Document
@@ -80,5 +80,5 @@ check(
 check(f"ranker {WAITED}", lambda: waits(lambda: rank(LIMITED_DOOR, max_retries=8)))
 check(
     f"document embedder, repeated by its caller {WAITED}",
-    lambda: is_told(HfHubHTTPError, lambda: many(LIMITED_DOOR), seconds),
+    lambda: reports_retry_after(HfHubHTTPError, lambda: many(LIMITED_DOOR), seconds),
 )

@@ -44,14 +44,14 @@ TOKENS = os.environ["INTEROP_TOKENS"]
 documents = [Document(text, metadata={"index": index}) for index, text in enumerate(TEXTS)]
 
 
-def of_openai(base: str, **more: Any) -> OpenAIEmbeddings:
+def openai_embeddings(base: str, **more: Any) -> OpenAIEmbeddings:
     return OpenAIEmbeddings(
         base_url=f"{base}/v1", api_key="any", model=more.pop("model", MODEL), **more
     )
 
 
-as_texts = of_openai(BASE, check_embedding_ctx_length=False)
-slow = of_openai(LIMITED, check_embedding_ctx_length=False)
+as_texts = openai_embeddings(BASE, check_embedding_ctx_length=False)
+slow = openai_embeddings(LIMITED, check_embedding_ctx_length=False)
 cohere = CohereEmbeddings(base_url=BASE, cohere_api_key="any", model=MODEL)
 hub = HuggingFaceEndpointEmbeddings(
     model_kwargs={"model": f"{BASE}/tei/{MODEL}"}, huggingfacehub_api_token="any"
@@ -68,7 +68,7 @@ def embed(embeddings: Any) -> float:
 
 def as_tokens() -> float:
     """Unmodified LangChain sends ids of cl100k_base."""
-    return embed(of_openai(TOKENS))
+    return embed(openai_embeddings(TOKENS))
 
 
 def rerank(ranker: Any) -> float:
@@ -115,9 +115,13 @@ def tools(model: Any) -> None:
 def errors() -> None:
     refused(
         openai.NotFoundError,
-        lambda: of_openai(BASE, model="nobody", check_embedding_ctx_length=False).embed_query("a"),
+        lambda: openai_embeddings(
+            BASE, model="nobody", check_embedding_ctx_length=False
+        ).embed_query("a"),
     )
-    refused(openai.BadRequestError, lambda: of_openai(BASE).embed_query("a"), ("param", "input"))
+    refused(
+        openai.BadRequestError, lambda: openai_embeddings(BASE).embed_query("a"), ("param", "input")
+    )
 
 
 check("OpenAIEmbeddings(check_embedding_ctx_length=False)", lambda: embed(as_texts))

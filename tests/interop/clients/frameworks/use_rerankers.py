@@ -2,7 +2,18 @@
 
 from typing import Any
 
-from checking import BASE, LIMITED, MODEL, QUERY, TEXTS, WAITED, check, is_told, ranked, refused
+from checking import (
+    BASE,
+    LIMITED,
+    MODEL,
+    QUERY,
+    TEXTS,
+    WAITED,
+    check,
+    ranked,
+    refused,
+    reports_retry_after,
+)
 from rerankers import Reranker
 
 
@@ -33,5 +44,7 @@ check(
 check(
     f"cohere, repeated by its caller {WAITED}",
     # It does not recognise the body of a 429, and it ignores headers.
-    lambda: is_told(KeyError, lambda: rank("cohere", f"{LIMITED}/v1/rerank"), lambda _: 2.0),
+    lambda: reports_retry_after(
+        KeyError, lambda: rank("cohere", f"{LIMITED}/v1/rerank"), lambda _: 2.0
+    ),
 )

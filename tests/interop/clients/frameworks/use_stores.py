@@ -20,7 +20,7 @@ KNOWN = "text-embedding-3-small"
 """An alias with dimensions: LanceDB accepts only three names."""
 
 
-def of_openai(base: str, model: str = MODEL) -> OpenAIEmbeddingFunction:
+def openai_embeddings(base: str, model: str = MODEL) -> OpenAIEmbeddingFunction:
     return OpenAIEmbeddingFunction(api_key="any", api_base=f"{base}/v1", model_name=model)
 
 
@@ -50,7 +50,7 @@ def in_lancedb() -> float:
     return distance((rows[text] for text in TEXTS), VECTORS)
 
 
-check("chromadb OpenAIEmbeddingFunction", lambda: stored(of_openai(BASE), "openai"))
+check("chromadb OpenAIEmbeddingFunction", lambda: stored(openai_embeddings(BASE), "openai"))
 check(
     "chromadb HuggingFaceEmbeddingServer",
     lambda: stored(HuggingFaceEmbeddingServer(f"{BASE}/tei/{MODEL}/embed"), "tei"),
@@ -61,7 +61,9 @@ check(
 )
 check(
     f"chromadb OpenAIEmbeddingFunction {WAITED}",
-    lambda: waits(lambda: distance(of_openai(LIMITED)(TEXTS), VECTORS)),
+    lambda: waits(lambda: distance(openai_embeddings(LIMITED)(TEXTS), VECTORS)),
 )
-check("chromadb errors", lambda: refused(Exception, lambda: of_openai(BASE, "nobody")(["a"])))
+check(
+    "chromadb errors", lambda: refused(Exception, lambda: openai_embeddings(BASE, "nobody")(["a"]))
+)
 check("lancedb openai (an alias)", in_lancedb)

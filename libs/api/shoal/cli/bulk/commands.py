@@ -16,11 +16,11 @@ from shoal.cli.bulk.listing import find_jobs, print_jobs
 from shoal.cli.bulk.making import runs, submits
 from shoal.cli.bulk.running import (
     describe_request,
+    job_state,
     loaded,
     print_state,
     reported,
     run,
-    state_of,
 )
 from shoal.cli.bulk.submitted import (
     ACTIVE,
@@ -92,9 +92,9 @@ def retry(
         return
     with reported():
         where, manifest = loaded(output)
-        if state_of(where, manifest) != "completed":
+        if job_state(where, manifest) != "completed":
             raise InputError(
-                f"the job is {state_of(where, manifest)}; complete it first: "
+                f"the job is {job_state(where, manifest)}; complete it first: "
                 f"shoal job resume {output}"
             )
         if not manifest.failed:
@@ -121,7 +121,7 @@ def pause(output: Output, *, edge: EdgeAccess) -> None:
                 describe_request(where, manifest, "pauses when its chunks in flight are committed")
             )
         else:
-            note(f"no process runs the job, which is {state_of(where, manifest)}")
+            note(f"no process runs the job, which is {job_state(where, manifest)}")
 
 
 @job.command()
@@ -191,7 +191,7 @@ def watch(output: Output, *, edge: EdgeAccess, as_json: Json = False) -> None:
             if manifest.updated_at != printed:
                 printed = manifest.updated_at
                 print_state(where, manifest, as_json=as_json)
-            if state_of(where, manifest) != "running":
+            if job_state(where, manifest) != "running":
                 return
         time.sleep(_WATCH_SECONDS)
 
@@ -233,7 +233,7 @@ def results(
             export(where, manifest, export_to, partial=partial)
             rows = counted(manifest.rows, "row")
             if manifest.state != "completed":
-                rows += f" of a job that is {state_of(where, manifest)}"
+                rows += f" of a job that is {job_state(where, manifest)}"
             note(f"{rows} -> {export_to}")
             if as_json:
                 emit({"path": str(export_to), "rows": manifest.rows, "state": manifest.state})
@@ -265,7 +265,7 @@ def _print_parts(where: Any, manifest: Any, *, as_json: bool) -> None:
         emit(
             [
                 {
-                    "path": where.path_of(part.name),
+                    "path": where.full_path(part.name),
                     "rows": part.rows,
                     "failed": part.failed,
                     "sha256": part.sha256,
@@ -277,7 +277,7 @@ def _print_parts(where: Any, manifest: Any, *, as_json: bool) -> None:
     made = table("", "part", "rows", "failed", "sha256", right=("rows", "failed"))
     for part in parts:
         made.add_row(
-            where.path_of(part.name), f"{part.rows:,}", f"{part.failed:,}", part.sha256[:16]
+            where.full_path(part.name), f"{part.rows:,}", f"{part.failed:,}", part.sha256[:16]
         )
     show(made)
 

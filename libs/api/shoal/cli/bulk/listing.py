@@ -12,7 +12,7 @@ from rich.text import Text
 from shoal.bulk.failures import JobError, StorageError
 from shoal.bulk.manifest import MANIFEST, load
 from shoal.bulk.places import entries, local_path, place
-from shoal.cli.bulk.running import rows_of_total, summary, time_of
+from shoal.cli.bulk.running import format_time, rows_of_total, summary
 from shoal.cli.console import counted, emit, note, show, table
 
 MAX_LISTED_JOBS: Final = 1000
@@ -89,7 +89,7 @@ def print_jobs(uri: str, found: FoundJobs, *, as_json: bool) -> None:
                 rows_of_total(counts["rows"], counts["total_rows"]),
                 f"{counts['failed_rows']:,}",
                 job["recipe"]["model"],
-                time_of(job["updated_at"]),
+                format_time(job["updated_at"]),
             )
         show(made)
     if found.limit:

@@ -166,7 +166,7 @@ def cost_line(cost: Mapping[str, float], whole: float | None) -> str:
     return text if whole is None else f"{text} of about {whole:,.2f}"
 
 
-def state_of(where: Place, manifest: Manifest) -> str:
+def job_state(where: Place, manifest: Manifest) -> str:
     """Return the state of a job; `interrupted` if its process ended without recording one."""
     return "interrupted" if manifest.is_interrupted(where) else manifest.state
 
@@ -180,7 +180,7 @@ def describe_request(where: Place, manifest: Manifest, consequence: str) -> str:
         return f"the job {consequence}"
     silent = max(0.0, time.time() - manifest.updated_at)
     return (
-        f"the request is in {where.path_of(CONTROL)}: if a process runs the job, the job "
+        f"the request is in {where.full_path(CONTROL)}: if a process runs the job, the job "
         f"{consequence}. The store does not show whether one does; the manifest was written "
         f"{silent:.0f} s ago. After {MAX_SILENT_SECONDS:.0f} s without a new one, the job counts "
         "as interrupted: then repeat this command"
@@ -192,7 +192,7 @@ def summary(where: Place, manifest: Manifest) -> dict[str, Any]:
     found = manifest.to_json()
     del found["parts"], found["schema"]
     found["input"]["files"] = len(manifest.input.files)
-    return {"output": where.uri, **found, "state": state_of(where, manifest)}
+    return {"output": where.uri, **found, "state": job_state(where, manifest)}
 
 
 def print_state(where: Place, manifest: Manifest, *, as_json: bool = False) -> None:
@@ -200,7 +200,7 @@ def print_state(where: Place, manifest: Manifest, *, as_json: bool = False) -> N
     if as_json:
         emit(summary(where, manifest))
         return
-    state = state_of(where, manifest)
+    state = job_state(where, manifest)
     done = rows_of_total(manifest.rows, manifest.total)
     rows = {
         "state": state,
@@ -217,7 +217,7 @@ def print_state(where: Place, manifest: Manifest, *, as_json: bool = False) -> N
         "revision": manifest.revision,
         "running time": str(timedelta(seconds=round(manifest.active_seconds))),
         "progress": _progress(manifest) if state == "running" else "",
-        "updated": time_of(manifest.updated_at),
+        "updated": format_time(manifest.updated_at),
         "next": _advice(where, manifest, state),
     }
     made = facts(f"job {manifest.job} in {where.uri}")
@@ -254,7 +254,7 @@ def _advice(where: Place, manifest: Manifest, state: str) -> str:
     if state == "completed" and manifest.failed:
         return f"shoal job results {where.uri} --failed; shoal job retry {where.uri}"
     if state == "completed":
-        return f"read {where.path_of('part-*' + manifest.recipe.suffix)}"
+        return f"read {where.full_path('part-*' + manifest.recipe.suffix)}"
     return ""
 
 
@@ -263,6 +263,6 @@ def rows_of_total(rows: int, total: int | None) -> str:
     return f"{rows:,}" if total is None else f"{rows:,} of {total:,}"
 
 
-def time_of(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Return a local time in ISO format; empty for 0."""
     return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds") if seconds else ""

@@ -18,7 +18,7 @@ from rich.text import Text
 from shoal.bulk.places import absolute
 from shoal.bulk.spec import Recipe
 from shoal.cli.bulk.arguments import JobFiles, JobLimits
-from shoal.cli.bulk.running import cost_line, rows_of_total, time_of
+from shoal.cli.bulk.running import cost_line, format_time, rows_of_total
 from shoal.cli.console import emit, facts, note, show, table
 from shoal.cli.failures import InputError
 from shoal.transport.trust import TokenFile
@@ -171,7 +171,7 @@ def print_job(job: dict[str, Any], *, as_json: bool) -> None:
         "cost": cost_line(job["cost"], progress.get("whole_cost")) if job["cost"] else "",
         "embedding id": job["embedding_id"] or "",
         "progress": ", ".join(filter(None, rates)) if progress else "",
-        "submitted": time_of(job["created_at"]),
+        "submitted": format_time(job["created_at"]),
         "next": _advice(job),
     }
     made = facts(f"job {job['id']}")

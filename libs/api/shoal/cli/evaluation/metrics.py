@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 RBO_PERSISTENCE: Final = 0.9
-"""Of rank-biased overlap: the share of readers who go on from one rank to the next; the first 10
-ranks weigh 86 %.
+"""Persistence of rank-biased overlap: the share of readers who continue from one rank to the next;
+the first 10 ranks weigh 86 %.
 """
 
 

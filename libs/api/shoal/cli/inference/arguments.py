@@ -50,7 +50,7 @@ TextFile = Annotated[
 ]
 Labels = Annotated[
     list[str] | None,
-    typer.Option("--label", "-l", help="Label to look for; may be repeated.", show_default=False),
+    typer.Option("--label", "-l", help="Label to find; may be repeated.", show_default=False),
 ]
 Threshold = Annotated[
     float | None, typer.Option(help="Keep results with at least this score.", show_default=False)
@@ -85,7 +85,9 @@ ScaleOption = Annotated[
 Flat = Annotated[bool | None, typer.Option(help="Remove overlapping entities; default yes.")]
 AggregationOption = Annotated[
     Aggregation | None,
-    typer.Option("--aggregation", help="How labels of a word's tokens become one; default simple."),
+    typer.Option(
+        "--aggregation", help="Rule by which labels of a word's tokens become one; default simple."
+    ),
 ]
 MultiLabel = Annotated[
     bool | None,

@@ -338,8 +338,8 @@ def text(
         typer.Option(
             "--text-layer",
             help=(
-                "The text that the file has: prefer it to the model (default), give it only, or "
-                "never use it."
+                "The text that the file has: prefer it to the model (default), return nothing "
+                "else, or never use it."
             ),
             show_default=False,
         ),
@@ -413,7 +413,7 @@ def structure(
 
 
 def _schema(file: Path) -> Schema:
-    """Raise InputError for a file that cannot be read, InvalidInput for one that is no schema."""
+    """Raise InputError for a file that cannot be read, InvalidInput if it is not a schema."""
     try:
         return Schema.from_json(file.read_bytes())
     except OSError as error:

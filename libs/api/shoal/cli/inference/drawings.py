@@ -26,7 +26,7 @@ def check(output: Path | None, records: Sequence[Record]) -> None:
         raise typer.BadParameter("--draw must name a .png file")
     outputs.check(output, ".png", name="--draw")
     if len(records) != 1:
-        raise typer.BadParameter(f"--draw draws into one image; there are {len(records)}")
+        raise typer.BadParameter(f"--draw draws into one image, not {len(records)}")
     if find_spec("PIL") is None:
         raise InputError("--draw needs Pillow: pip install pillow")
 

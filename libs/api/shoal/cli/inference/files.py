@@ -92,7 +92,7 @@ class Selection:
             return Record("", where, problem=str(error))
 
 
-def records_of(source: Path, selection: Selection) -> list[Record]:
+def read_records(source: Path, selection: Selection) -> list[Record]:
     """Return the records of a file, or of stdin for `-`.
 
     Raises:
@@ -130,8 +130,7 @@ def _unread(source: Path, suffix: str) -> str:
         )
     known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
     return (
-        f"--input {source} must end in {known}; any other text goes to stdin, a text a line: "
-        "--input -"
+        f"--input {source} must end in {known}; send other texts to stdin, one per line: --input -"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from shoal.cli.failures import InputError
-from shoal.cli.inference.files import Record, Selection, records_of
+from shoal.cli.inference.files import Record, Selection, read_records
 from shoal.errors import ShoalError
 
 
@@ -25,7 +25,7 @@ def read(
         texts, source = (), Path("-")
     records = [Record(text, f"argument {index}") for index, text in enumerate(texts or (), start=1)]
     if source is not None:
-        records += records_of(source, selection)
+        records += read_records(source, selection)
     elif selection.field is not None:
         raise typer.BadParameter("--field names a field in the lines of --input FILE; add --input")
     elif selection.column is not None:

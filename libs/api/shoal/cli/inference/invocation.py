@@ -212,7 +212,7 @@ class Invocation:
         if embedding_id:
             note(f"embedding id {embedding_id}")
         if first:
-            note(f"{counted(first, self._kind)} before them were there already")
+            note(f"{counted(first, self._kind)} before them were already in the file")
 
     @contextmanager
     def _writing(self, output: Path, lines: Lines[R], first: int) -> Iterator[Write[R]]:

@@ -61,7 +61,7 @@ class Reading:
         last = min(self._last or answered, answered)
         if self._last > answered:
             note(f"{self._file} has {counted(answered, 'page')}")
-        with bar("reading", last - first + 1, least=PAGES_PER_REQUEST + 1) as on_progress:
+        with bar("reading", last - first + 1, min_items=PAGES_PER_REQUEST + 1) as on_progress:
             for begin in range(first + PAGES_PER_REQUEST, last + 1, PAGES_PER_REQUEST):
                 self._ask(ask, begin, min(begin + PAGES_PER_REQUEST - 1, last))
                 if on_progress is not None:
@@ -150,7 +150,7 @@ def _reader() -> Callable[[bytes, int, int], tuple[int, list[str]]]:
         try:
             found: Any = entry.load()
         except ImportError as error:
-            raise InputError(f"documents are not read here: {error}") from None
+            raise InputError(f"documents cannot be read here: {error}") from None
         return found  # type: ignore[no-any-return]
     advice = "pip install 'shoal-mesh[worker,documents]', or name a model of a mesh with --model"
-    raise InputError(f"documents are not read here, as shoal-mesh is not installed: {advice}")
+    raise InputError(f"documents cannot be read here because shoal-mesh is not installed: {advice}")

@@ -127,7 +127,7 @@ def _column(pyarrow: Any, values: list[object]) -> Any:
     except (pyarrow.ArrowException, TypeError, OverflowError):
         return _as_json(pyarrow, values)
     except UnicodeError as error:
-        raise InputError(f"a text of the input is no valid Unicode: {error}") from None
+        raise InputError(f"a text of the input is not valid Unicode: {error}") from None
     if pyarrow.types.is_null(array.type):
         return array.cast(pyarrow.string())
     return _as_json(pyarrow, values) if pyarrow.types.is_nested(array.type) else array

@@ -1,4 +1,4 @@
-"""How results are reported: to a file, as JSON, or as a table."""
+"""Reports of results: to a file, as JSON, or as a table."""
 
 from __future__ import annotations
 

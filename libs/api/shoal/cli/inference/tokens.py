@@ -31,7 +31,7 @@ def tokenize(
     *,
     source: TextFile = None,
     count: Annotated[
-        bool, typer.Option("--count", help="Print the number of tokens of each text alone.")
+        bool, typer.Option("--count", help="Print only the number of tokens of each text.")
     ] = False,
     special: Annotated[
         bool,

@@ -13,7 +13,7 @@ from rich.text import Text
 from shoal.bulk.failures import JobError
 from shoal.bulk.places import place
 from shoal.cli.bulk.arguments import JobLimits, JobServing, OptionalFiles, recipe
-from shoal.cli.bulk.running import continued, loaded, print_state, reported, run, state_of
+from shoal.cli.bulk.running import continued, job_state, loaded, print_state, reported, run
 from shoal.cli.console import Console, counted, emit, note, show, table
 from shoal.cli.evaluation.running import BATCH_TEXTS
 from shoal.cli.migration.aliases import AliasName, print_aliases
@@ -251,5 +251,5 @@ def _job_state(output: str) -> str:
         return ""
     with suppress(JobError, OSError, ImportError):
         where, manifest = loaded(output)
-        return f"{state_of(where, manifest)}, {counted(manifest.rows, 'row')}"
+        return f"{job_state(where, manifest)}, {counted(manifest.rows, 'row')}"
     return f"{output} cannot be read from here"

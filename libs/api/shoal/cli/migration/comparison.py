@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import typer
 
-from shoal.bulk.inputs import source_of
-from shoal.bulk.matching import input_of
+from shoal.bulk.inputs import open_source
+from shoal.bulk.matching import find_input
 from shoal.bulk.spec import Recipe
 from shoal.cli.console import preview, show, table
 from shoal.cli.evaluation import metrics, report
 from shoal.cli.evaluation.data import MAX_DOCUMENTS, MAX_QUERIES, Retrieval, read_retrieval
 from shoal.cli.evaluation.running import Run, retrieve
-from shoal.cli.inference.files import Selection, records_of
+from shoal.cli.inference.files import Selection, read_records
 from shoal.client import Client
 
 SHOWN_QUERIES: Final = 5
@@ -42,7 +42,7 @@ def read_files(queries: Path, corpus: str, column: str, sample: int) -> Retrieva
     """Return queries, one per line or in a column `text`, and a sample of the texts of a Parquet
     file or lines of JSON. Raises BadParameter, InputError, JobError.
     """
-    records = records_of(queries, Selection(None, None, skips_invalid=False))
+    records = read_records(queries, Selection(None, None, skips_invalid=False))
     if not 1 <= len(records) <= MAX_QUERIES:
         raise typer.BadParameter(
             f"{queries} has {len(records):,} queries; 1 to {MAX_QUERIES:,} can be compared"
@@ -109,7 +109,7 @@ def _sampled(documents: Mapping[str, str], sample: int, kept: set[str]) -> Mappi
 
 def _texts(corpus: str, column: str) -> Iterator[str]:
     recipe = Recipe("encode", "sample/of-texts", text=column)
-    for chunk in source_of(input_of(corpus), recipe).chunks(lambda _: True):
+    for chunk in open_source(find_input(corpus), recipe).chunks(lambda _: True):
         yield from filter(None, chunk.texts)
 
 

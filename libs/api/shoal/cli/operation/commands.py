@@ -79,7 +79,7 @@ def _load(
     pool: Annotated[
         str,
         typer.Option(
-            help="Pool of the worker; default the model's first pool, else the mesh's default."
+            help="Pool of the worker; default the model's first pool, otherwise the mesh's default."
         ),
     ] = "",
     as_json: Json = False,
@@ -106,7 +106,7 @@ def _evict(open_client: OpenClient, model: ModelId, as_json: Json = False) -> No
 @models.command("pin")
 @connected
 def _pin(open_client: OpenClient, model: ModelId, as_json: Json = False) -> None:
-    """Keep a model resident where it is."""
+    """Keep a model resident on the workers that hold it."""
     found = open_client().models.pin(model)
     _report_state(found, as_json)
     if not any(place.pinned for place in found.places):

@@ -100,7 +100,7 @@ class Snapshot:
     lanes: tuple[LaneLine, ...]
     models: tuple[ModelLine, ...]
 
-    def of_pool(self, pool: str) -> Snapshot:
+    def for_pool(self, pool: str) -> Snapshot:
         """Only what belongs to one pool."""
         return replace(
             self,
@@ -112,7 +112,7 @@ class Snapshot:
 
 
 _Counters = dict[tuple[str, ...], tuple[float, float]]
-"""By worker or lane: a time, and the counter at that time."""
+"""A time and the counter at that time, by worker or lane."""
 
 
 class History:

@@ -37,7 +37,7 @@ def snapshots(
         try:
             for mesh in client.watch(interval):
                 snapshot = history.add(mesh, time.monotonic())
-                yield snapshot.of_pool(pool) if pool else snapshot
+                yield snapshot.for_pool(pool) if pool else snapshot
         except _FINAL:
             raise
         except ShoalError as error:
@@ -133,5 +133,5 @@ def header(client: Client, snapshot: Snapshot, pool: str) -> Text:
         f"  {time.strftime('%H:%M:%S')}  router {snapshot.router_id}, {leader}",
     )
     if pool and not snapshot.pools:
-        head.append(f"\nthere is no pool {pool!r}", style="yellow")
+        head.append(f"\nthe mesh has no pool {pool!r}", style="yellow")
     return head

@@ -12,11 +12,11 @@ import torch
 
 from libs.errors import ModelBroken
 from libs.models.images.processing import ImageProcessing
-from libs.models.images.vlm.connectors import LinearConnector, linear_of
+from libs.models.images.vlm.connectors import LinearConnector, read_linear
 from libs.models.images.vlm.families.family import SIGLIP, Files, State, VisionLanguageSpec, siglip
 from libs.models.images.vlm.heads import vectors_of_tokens
 from libs.models.images.vlm.image_converter import OneSize
-from libs.models.images.vlm.parts import Frame, Prompts
+from libs.models.images.vlm.parts import Prompts, TextFrame
 from libs.models.text.tokenising.text import special_token
 from libs.models.weights import SINGLE, HeadRule, Maybe, Rule
 
@@ -63,7 +63,7 @@ def spec(files: Files) -> VisionLanguageSpec:
 
 
 def _connector(inputs: int, outputs: int, state: State, dtype: torch.dtype) -> LinearConnector:
-    return LinearConnector(linear_of(state, "linear", inputs, outputs, dtype, SINGLE, bias=True))
+    return LinearConnector(read_linear(state, "linear", inputs, outputs, dtype, SINGLE, bias=True))
 
 
 def _prompts(files: Files) -> Prompts:
@@ -81,7 +81,7 @@ def _prompts(files: Files) -> Prompts:
     asked = files.processor.text("query_prefix", "Question: ")
     instruction = files.processor.text("visual_prompt_prefix", "Describe the image.")
     return Prompts(
-        images=Frame(after=f"{begin}{instruction}\n"),
-        texts=Frame(begin, "\n"),
-        queries=Frame(f"{begin}{asked}", f"{fill * _AUGMENTED}\n"),
+        images=TextFrame(after=f"{begin}{instruction}\n"),
+        texts=TextFrame(begin, "\n"),
+        queries=TextFrame(f"{begin}{asked}", f"{fill * _AUGMENTED}\n"),
     )

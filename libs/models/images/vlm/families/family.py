@@ -64,7 +64,7 @@ class VisionLanguageSpec:
         image_converter: Converts images to tower inputs, and counts their tokens.
         prompts: The texts before and after the parts of an item.
         mark: The image token, such as "<image>".
-        framed: Whether the tokenizer's special tokens are added around `prompts`.
+        adds_special_tokens: Whether the tokenizer's special tokens are added around `prompts`.
         spare_layers: Number of layers in the checkpoint beyond config.json's count. They predict
             further tokens (multi-token prediction) and are not loaded.
         unused: Name prefixes of tensors that the text encoder does not read.
@@ -81,7 +81,7 @@ class VisionLanguageSpec:
     image_converter: ImageConverter
     prompts: Prompts
     mark: str
-    framed: bool = False
+    adds_special_tokens: bool = False
     spare_layers: int = 0
     unused: tuple[str, ...] = ()
     weights: Callable[[State], TokenWeights] | None = None

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from libs.kernels.linear.packed import PackedLinear
 from libs.models.images.patches import PatchSpec
 from libs.models.images.vlm.blocks import BlockSpec
-from libs.models.images.vlm.connectors import Merger, Mergers, linear_of
+from libs.models.images.vlm.connectors import Merger, Mergers, read_linear
 from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec, plane_rope
 from libs.models.images.vlm.heads import vectors_of_tokens
-from libs.models.images.vlm.parts import Frame, Prompts
+from libs.models.images.vlm.parts import Prompts, TextFrame
 from libs.models.images.vlm.smart import SmartResize
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
 from libs.models.text.heads.linear import check_shape
@@ -87,7 +87,7 @@ def spec(files: Files) -> VisionLanguageSpec:
         connector=partial(_merger, encoder.hidden, side, images.size("out_hidden_size", 1536)),
         heads=vectors_of_tokens,
         image_converter=image_converter,
-        prompts=Prompts(Frame(), Frame(), Frame()),
+        prompts=Prompts(TextFrame(), TextFrame(), TextFrame()),
         mark=MARK,
         spare_layers=1,
     )
@@ -173,14 +173,15 @@ def _merger(hidden: int, side: int, outputs: int, state: State, dtype: torch.dty
     project = state["proj.weight"].float()
     patches = state["merge.weight"].float().permute(0, 2, 3, 1).reshape(outputs, -1)
     both = {"merge.weight": project @ patches, "merge.bias": project @ state["merge.bias"].float()}
-    merge = linear_of(both, "merge", hidden * side**2, outputs, dtype, SINGLE, bias=True)
+    merge = read_linear(both, "merge", hidden * side**2, outputs, dtype, SINGLE, bias=True)
     inner = len(state["gate.weight"])
     gate, up = (
-        linear_of(state, name, outputs, inner, dtype, SINGLE, bias=False) for name in ("gate", "up")
+        read_linear(state, name, outputs, inner, dtype, SINGLE, bias=False)
+        for name in ("gate", "up")
     )
     norm = nn.LayerNorm(outputs, eps=_NORM_EPS, device="meta")
     norm.load_state_dict(
         {ending: state[f"norm.{ending}"].to(dtype) for ending in ("weight", "bias")}, assign=True
     )
-    down = linear_of(state, "down", inner, outputs, dtype, SINGLE, bias=False)
+    down = read_linear(state, "down", inner, outputs, dtype, SINGLE, bias=False)
     return Mergers(_GatedMerger(merge, norm.requires_grad_(False), gate, up, down))

@@ -11,10 +11,10 @@ from functools import partial
 
 import torch
 
-from libs.models.images.vlm.connectors import PixelShuffle, linear_of
+from libs.models.images.vlm.connectors import PixelShuffle, read_linear
 from libs.models.images.vlm.families.family import SIGLIP, Files, State, VisionLanguageSpec, siglip
 from libs.models.images.vlm.heads import vectors_of_tokens
-from libs.models.images.vlm.parts import Frame, Prompts
+from libs.models.images.vlm.parts import Prompts, TextFrame
 from libs.models.images.vlm.tiles import MARK, Tiles
 from libs.models.layers.spec import Config
 from libs.models.weights import SINGLE, HeadRule, Maybe, Rule
@@ -47,10 +47,10 @@ _AUGMENTED = 10  # tokens after a query, which the model attends to and returns 
 
 def spec(files: Files) -> VisionLanguageSpec:
     """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
-    return spec_of(files, is_bert="modernvbert" in files.config.text("model_type"))
+    return read_spec(files, is_bert="modernvbert" in files.config.text("model_type"))
 
 
-def spec_of(files: Files, *, is_bert: bool) -> VisionLanguageSpec:
+def read_spec(files: Files, *, is_bert: bool) -> VisionLanguageSpec:
     """Describe a checkpoint; `is_bert` for ModernVBERT, with ModernBERT as its text encoder. Raises
     ModelBroken for an unsupported key.
     """
@@ -73,7 +73,7 @@ def spec_of(files: Files, *, is_bert: bool) -> VisionLanguageSpec:
         )
     count = patches.grid[0] * patches.grid[1]
     tiles = Tiles.from_config(files.images, count, count // side**2)
-    if patches.grid_of(tiles.side, tiles.side) != patches.grid:
+    if patches.patch_grid(tiles.side, tiles.side) != patches.grid:
         wanted = patches.grid[0] * patches.patch
         raise files.images.unsupported(
             "max_image_size", f"the image encoder of config.json needs tiles of {wanted} pixels"
@@ -89,7 +89,7 @@ def spec_of(files: Files, *, is_bert: bool) -> VisionLanguageSpec:
         image_converter=tiles,
         prompts=_prompts(files.processor, "<|begin_of_text|>" if is_bert else "<|im_start|>"),
         mark=MARK,
-        framed=True,
+        adds_special_tokens=True,
         unused=_UNUSED if is_bert else (),
     )
 
@@ -98,7 +98,7 @@ def _connector(
     inputs: int, side: int, outputs: int, state: State, dtype: torch.dtype
 ) -> PixelShuffle:
     return PixelShuffle(
-        linear_of(state, "linear", inputs * side**2, outputs, dtype, SINGLE, bias=False), side
+        read_linear(state, "linear", inputs * side**2, outputs, dtype, SINGLE, bias=False), side
     )
 
 
@@ -111,7 +111,7 @@ def _prompts(processor: Config, begin: str) -> Prompts:
     if not mark:
         raise processor.unsupported("visual_prompt_prefix", f"it has no {MARK}")
     return Prompts(
-        images=Frame(before, after),
-        texts=Frame(),
-        queries=Frame(processor.text("query_prefix", ""), _END * _AUGMENTED),
+        images=TextFrame(before, after),
+        texts=TextFrame(),
+        queries=TextFrame(processor.text("query_prefix", ""), _END * _AUGMENTED),
     )

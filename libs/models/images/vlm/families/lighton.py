@@ -17,13 +17,13 @@ from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
 from libs.models.images.patches import PatchSpec
 from libs.models.images.processing import ImageProcessing
-from libs.models.images.resizing import resized, size_of
+from libs.models.images.resizing import height_and_width, resized
 from libs.models.images.vlm.blocks import BlockSpec
-from libs.models.images.vlm.connectors import Merger, Mergers, linear_of
+from libs.models.images.vlm.connectors import Merger, Mergers, read_linear
 from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec
 from libs.models.images.vlm.heads import vectors_of_tokens
 from libs.models.images.vlm.image_converter import ImageTokens
-from libs.models.images.vlm.parts import Frame, Prompts
+from libs.models.images.vlm.parts import Prompts, TextFrame
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec, Rope
 from libs.models.text.heads.linear import check_shape
 from libs.models.weights import SINGLE, HeadRule, Rule
@@ -89,7 +89,9 @@ class LongestSide:
         return ImageTokens(MARK, (rows,), self.patches.count_tokens(height, width))
 
     def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
-        pixels = resized(image, self._size(*size_of(image), field), self.processing.resample)
+        pixels = resized(
+            image, self._size(*height_and_width(image), field), self.processing.resample
+        )
         return (np.ascontiguousarray(pixels),)
 
     def _size(self, height: int, width: int, field: str) -> tuple[int, int]:
@@ -126,7 +128,7 @@ def spec(files: Files) -> VisionLanguageSpec:
         connector=partial(_merger, encoder.hidden, side**2, width),
         heads=vectors_of_tokens,
         image_converter=image_converter,
-        prompts=Prompts(Frame(), Frame(), Frame()),
+        prompts=Prompts(TextFrame(), TextFrame(), TextFrame()),
         mark=MARK,
     )
 
@@ -214,5 +216,7 @@ def _merger(hidden: int, square: int, outputs: int, state: State, dtype: torch.d
         "up.weight": state["up.weight"].float() @ merge,
         "down.weight": state["down.weight"],
     }
-    up = linear_of(both, "up", hidden * square, outputs, dtype, SINGLE, bias=False, gelu=True)
-    return Mergers(Merger(up, linear_of(both, "down", outputs, outputs, dtype, SINGLE, bias=False)))
+    up = read_linear(both, "up", hidden * square, outputs, dtype, SINGLE, bias=False, gelu=True)
+    return Mergers(
+        Merger(up, read_linear(both, "down", outputs, outputs, dtype, SINGLE, bias=False))
+    )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from libs.models.images.patches import PatchSpec
 from libs.models.images.vlm.blocks import BlockSpec
-from libs.models.images.vlm.connectors import Merger, Mergers, linear_of
+from libs.models.images.vlm.connectors import Merger, Mergers, read_linear
 from libs.models.images.vlm.families.family import (
     SIGLIP,
     Files,
@@ -25,7 +25,7 @@ from libs.models.images.vlm.families.family import (
     plane_rope,
 )
 from libs.models.images.vlm.heads import vectors_of_tokens
-from libs.models.images.vlm.parts import Frame, Prompts
+from libs.models.images.vlm.parts import Prompts, TextFrame
 from libs.models.images.vlm.smart import SmartResize
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
 from libs.models.text.heads.linear import check_shape
@@ -77,7 +77,7 @@ def spec(files: Files) -> VisionLanguageSpec:
         connector=partial(_merger, encoder.hidden, side**2, texts.size("hidden_size")),
         heads=vectors_of_tokens,
         image_converter=image_converter,
-        prompts=Prompts(Frame(), Frame(), Frame()),
+        prompts=Prompts(TextFrame(), TextFrame(), TextFrame()),
         mark=MARK,
     )
 
@@ -150,10 +150,10 @@ class _PatchNorm(nn.Module):
 def _merger(hidden: int, square: int, outputs: int, state: State, dtype: torch.dtype) -> Mergers:
     for ending in ("weight", "bias"):
         check_shape(state, f"norm.{ending}", (hidden,), SINGLE)
-    up = linear_of(
+    up = read_linear(
         state, "up", hidden * square, hidden * square, dtype, SINGLE, bias=True, gelu=True
     )
-    down = linear_of(state, "down", hidden * square, outputs, dtype, SINGLE, bias=True)
+    down = read_linear(state, "down", hidden * square, outputs, dtype, SINGLE, bias=True)
     return Mergers(
         Merger(up, down, _PatchNorm(state["norm.weight"].to(dtype), state["norm.bias"].to(dtype)))
     )

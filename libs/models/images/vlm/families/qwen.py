@@ -22,7 +22,7 @@ from libs.errors import ModelBroken
 from libs.kinds.vision_language.card import is_jina_reranker
 from libs.models.images.patches import PatchSpec
 from libs.models.images.vlm.blocks import BlockSpec
-from libs.models.images.vlm.connectors import Merger, Mergers, linear_of
+from libs.models.images.vlm.connectors import Merger, Mergers, read_linear
 from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec, plane_rope
 from libs.models.images.vlm.heads import (
     Use,
@@ -32,7 +32,7 @@ from libs.models.images.vlm.heads import (
     states_of_tokens,
     vectors_of_tokens,
 )
-from libs.models.images.vlm.parts import INSTRUCTION, Frame, Pair, Prompts
+from libs.models.images.vlm.parts import INSTRUCTION, Pair, Prompts, TextFrame
 from libs.models.images.vlm.smart import MARK, SmartResize
 from libs.models.interface.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
@@ -165,7 +165,7 @@ def spec(files: Files) -> VisionLanguageSpec:
 def _used_prompts(files: Files, kind: str, is_hf: bool) -> Prompts:
     if files.use == "score" and is_jina_reranker(files.config.values):
         pair = Pair("\n**Query**:\n", "**Document**:\n", "", document_first=True)
-        return Prompts(Frame(), Frame(), Frame(), pair=pair, last=_JINA_END)
+        return Prompts(TextFrame(), TextFrame(), TextFrame(), pair=pair, last=_JINA_END)
     if files.use in ("dense", "score"):
         return _conversation(files.use, kind)
     return _prompts(files, is_hf)
@@ -256,8 +256,8 @@ def _mergers(
     """Build the mergers. `inputs`: numbers of a square's states."""
 
     def merger(stem: str) -> Merger:
-        up = linear_of(state, f"{stem}up", inputs, inputs, dtype, SINGLE, bias=True, gelu=True)
-        down = linear_of(state, f"{stem}down", inputs, outputs, dtype, SINGLE, bias=True)
+        up = read_linear(state, f"{stem}up", inputs, inputs, dtype, SINGLE, bias=True, gelu=True)
+        down = read_linear(state, f"{stem}down", inputs, outputs, dtype, SINGLE, bias=True)
         if not stem:
             return Merger(up, down)
         norm = nn.LayerNorm(inputs, eps=_EPS, device="meta")
@@ -293,7 +293,7 @@ def _conversation(use: Use, kind: str) -> Prompts:
     """
     reported = _JUDGED if use == "score" else INSTRUCTION
     end = _ANSWER + ("<|endoftext|>" if kind == "qwen2_vl" else "")
-    frame = Frame(f"<|im_start|>system\n{reported}<|im_end|>\n<|im_start|>user\n", end)
+    frame = TextFrame(f"<|im_start|>system\n{reported}<|im_end|>\n<|im_start|>user\n", end)
     if use == "score":
         pair = Pair(f"<Instruct>: {INSTRUCTION}<Query>:", "\n<Document>:", "NULL")
         return Prompts(
@@ -320,7 +320,9 @@ def _prompts(files: Files, is_hf: bool) -> Prompts:
         raise files.processor.unsupported("visual_prompt_prefix", f"it has no {_IMAGE}")
     asked = files.processor.text("query_prefix", "Query: " if is_hf else "")
     return Prompts(
-        Frame(before, after), Frame(), Frame(asked, fill * _AUGMENTED + ("\n" if is_hf else ""))
+        TextFrame(before, after),
+        TextFrame(),
+        TextFrame(asked, fill * _AUGMENTED + ("\n" if is_hf else "")),
     )
 
 
@@ -335,9 +337,9 @@ def _nemotron(processor: Config) -> Prompts:
 
     begin, passage = "<|im_start|>user\n", after("passage_prefix", "passage:")
     return Prompts(
-        images=Frame(begin, _ANSWER),
-        texts=Frame(f"{begin}{passage}", _ANSWER),
-        queries=Frame(f"{begin}Query: {after('query_prefix', 'query:')}", _ANSWER),
+        images=TextFrame(begin, _ANSWER),
+        texts=TextFrame(f"{begin}{passage}", _ANSWER),
+        queries=TextFrame(f"{begin}Query: {after('query_prefix', 'query:')}", _ANSWER),
         default="document",
         lead=passage,
     )

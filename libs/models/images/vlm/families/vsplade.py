@@ -18,11 +18,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from libs.catalog.card import Sparse
-from libs.catalog.checkpoint.chat import template_of
+from libs.catalog.checkpoint.chat import read_template
 from libs.errors import ModelBroken
 from libs.models.images.vlm.families import idefics
 from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec, special_around
-from libs.models.images.vlm.parts import Frame, Prompts
+from libs.models.images.vlm.parts import Prompts, TextFrame
 from libs.models.images.vlm.tiles import MARK
 from libs.models.interface.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
@@ -65,14 +65,14 @@ _TEMPLATE: Final = "chat_template.jinja"
 
 def spec(files: Files) -> VisionLanguageSpec:
     """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
-    base = idefics.spec_of(files, is_bert=True)
+    base = idefics.read_spec(files, is_bert=True)
     silent = _silent(files.tokenizer)
     return replace(
         base,
         text={**base.text, "model_type": "modernbert"},
         heads=partial(_heads, silent),
         prompts=_prompts(files),
-        framed=False,
+        adds_special_tokens=False,
         weights=partial(_weights, silent),
     )
 
@@ -86,7 +86,7 @@ def _prompts(files: Files) -> Prompts:
     """Build the template's user turn with an image and no text, with the answer begun. Texts have
     no special tokens.
     """
-    template = template_of(files.directory)
+    template = read_template(files.directory)
     if not template:
         raise ModelBroken(f"{_TEMPLATE} is missing: pages need the model's chat template")
     content = [{"type": "image"}, {"type": "text", "text": ""}]
@@ -100,7 +100,9 @@ def _prompts(files: Files) -> Prompts:
     if not mark or MARK in after:
         raise ModelBroken(f"{_TEMPLATE}: it has no place for the image of a message")
     first, last = special_around(files.tokenizer)
-    return Prompts(images=Frame(first + before, after + last), texts=Frame(), queries=Frame())
+    return Prompts(
+        images=TextFrame(first + before, after + last), texts=TextFrame(), queries=TextFrame()
+    )
 
 
 def _heads(silent: tuple[int, ...], state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:

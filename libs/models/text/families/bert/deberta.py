@@ -450,7 +450,7 @@ def _rows_between(run: Run, shared: Shared) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Convolution:
+class DebertaConvolution:
     """A convolution over `width` tokens, an odd number, in `groups` groups of channels."""
 
     width: int
@@ -468,7 +468,7 @@ class ConvolvedLayer(PostNormLayer):
         spec: EncoderSpec,
         layer: LayerSpec,
         attention: AttentionType,
-        convolution: Convolution,
+        convolution: DebertaConvolution,
     ) -> None:
         super().__init__(spec, layer, attention)
         width = convolution.width
@@ -504,7 +504,7 @@ class DebertaEncoder(PackedEncoder):
         embed: TokenEmbedding,
         distances: DistanceEmbedding | None,
         attention: AttentionType,
-        convolution: Convolution | None,
+        convolution: DebertaConvolution | None,
     ) -> None:
         super().__init__(spec, embed, relative=distances, attention=attention)
         if convolution is not None:
@@ -641,7 +641,7 @@ def _distances(config: Config) -> Distances:
     return Distances.bucketed(buckets, farthest)
 
 
-def _convolution(config: Config, hidden: int) -> Convolution | None:
+def _convolution(config: Config, hidden: int) -> DebertaConvolution | None:
     width = config.integer("conv_kernel_size", 0)
     if width < 1:
         return None
@@ -652,4 +652,4 @@ def _convolution(config: Config, hidden: int) -> Convolution | None:
         raise config.unsupported("conv_groups", f"it does not divide the hidden size {hidden}")
     if name not in _CONVOLUTIONS:
         raise config.unsupported("conv_act", f"supported are {', '.join(_CONVOLUTIONS)}")
-    return Convolution(width, groups, _CONVOLUTIONS[name])
+    return DebertaConvolution(width, groups, _CONVOLUTIONS[name])

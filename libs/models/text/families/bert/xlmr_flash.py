@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.layers.rotary import rope_of
+from libs.models.layers.rotary import read_rope
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec, Rope
 from libs.models.weights import Rule
 
@@ -91,13 +91,13 @@ def build(config: Config) -> PackedEncoder:
 def _rope(config: Config, size: int) -> Rope | None:
     """Return the rotation; None for learned positions."""
     if config.text("model_type") == _TRANSFORMERS:
-        return rope_of(config, size, theta=20_000.0)
+        return read_rope(config, size, theta=20_000.0)
     kind = config.text("position_embedding_type", "absolute")
     if kind not in ("absolute", "rotary"):
         raise config.unsupported("position_embedding_type", "supported are absolute and rotary")
     if kind == "absolute":
         return None
-    return rope_of(
+    return read_rope(
         config,
         config.size("rotary_emb_dim", size),
         theta=config.number("rotary_emb_base", 10_000.0),

@@ -7,11 +7,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.layers.rotary import rope_of
+from libs.models.layers.rotary import read_rope
 from libs.models.layers.spec import Config, EmbeddingSpec, LayerSpec
 from libs.models.text.families.decoders import gemma3
 from libs.models.text.families.decoders.gemma3 import GemmaEmbedding
-from libs.models.text.families.decoders.llama import decoder_spec, sliding_layers, window_of
+from libs.models.text.families.decoders.llama import decoder_spec, read_window, sliding_layers
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("gemma2",)
@@ -33,11 +33,11 @@ def build(config: Config) -> PackedEncoder:
     # transformers' two implementations of attention disagree about the flag: one ignores it.
     config.require("use_bidirectional_attention", False)
     size, bias = config.size("head_dim", _HEAD_SIZE), config.flag("attention_bias", False)
-    rope = rope_of(config, size)
+    rope = read_rope(config, size)
     window = (
         None
         if config.is_null("sliding_window")
-        else window_of(config, causal=True, default=_WINDOW)
+        else read_window(config, causal=True, default=_WINDOW)
     )
     slides = sliding_layers(config, lambda number: number % 2 == 0)
     spec = replace(

@@ -12,14 +12,14 @@ import torch
 
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.layers.rotary import rope_of
+from libs.models.layers.rotary import read_rope
 from libs.models.layers.spec import Config, EmbeddingSpec, LayerSpec
 from libs.models.text.families.decoders.llama import (
     BLOCKS,
     HEADS,
     decoder_spec,
+    read_window,
     sliding_layers,
-    window_of,
 )
 from libs.models.weights import Rule
 
@@ -63,19 +63,19 @@ def build(config: Config) -> PackedEncoder:
     causal = not config.flag("use_bidirectional_attention", False)
     # In a bidirectional model, the window counts both sides together.
     window = (
-        window_of(config, causal, _WINDOW)
+        read_window(config, causal, _WINDOW)
         if causal
         else config.size("sliding_window", _WINDOW) // 2
     )
     size = config.size("head_dim", _HEAD_SIZE)
     full = LayerSpec(
-        rope=rope_of(
+        rope=read_rope(
             config, size, theta=config.number("rope_theta", _GLOBAL_THETA), kind="full_attention"
         )
     )
     local = config.number("rope_local_base_freq", _LOCAL_THETA)
     sliding = LayerSpec(
-        rope=rope_of(config, size, theta=local, kind="sliding_attention", scaled=False),
+        rope=read_rope(config, size, theta=local, kind="sliding_attention", scaled=False),
         window=window,
     )
     pattern = config.size(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from libs.kinds.dense.gritlm import is_gritlm
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.layers.rotary import rope_of
+from libs.models.layers.rotary import read_rope
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
 
@@ -68,7 +68,7 @@ def build(config: Config) -> PackedEncoder:
     causal = config.flag("is_causal", kind not in _BOTH_WAYS and not both_ways)
     window = None
     if kind == "mistral" and not both_ways and not config.is_null("sliding_window"):
-        window = window_of(config, causal, _MISTRALS_WINDOW)
+        window = read_window(config, causal, _MISTRALS_WINDOW)
     bias, ffn_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
     windows = (window,) * config.layers("num_hidden_layers")
     spec = decoder_spec(
@@ -104,7 +104,7 @@ def decoder_spec(
             else hidden // config.head_count("num_attention_heads", hidden)
         )
         head_size = config.size("head_dim", fitting)
-    rope = rope_of(config, head_size, partial=partial)
+    rope = read_rope(config, head_size, partial=partial)
     return EncoderSpec(
         hidden=hidden,
         heads=heads,
@@ -152,7 +152,7 @@ def key_heads(config: Config, heads: int) -> int:
     return shared
 
 
-def window_of(config: Config, causal: bool, default: int | None = None) -> int:
+def read_window(config: Config, causal: bool, default: int | None = None) -> int:
     """Return the tokens visible on each side. In a causal model `sliding_window` includes the
     query's own token, as in transformers.
     """

@@ -9,7 +9,7 @@ from dataclasses import replace
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, QueryGrowth
 from libs.models.text.families.decoders import llama
-from libs.models.text.families.decoders.llama import decoder_spec, token_embedding, window_of
+from libs.models.text.families.decoders.llama import decoder_spec, read_window, token_embedding
 
 MODEL_TYPES = ("ministral3",)
 PREFIXES = llama.PREFIXES
@@ -39,7 +39,7 @@ def build(config: Config) -> PackedEncoder:
     if not config.has("rope_parameters") and not config.has("rope_scaling"):
         config = Config({**config.values, "rope_parameters": _ROPE})
     causal = config.flag("is_causal", True)
-    window = window_of(config, causal) if config.has("sliding_window") else None
+    window = read_window(config, causal) if config.has("sliding_window") else None
     windows = (window,) * config.layers("num_hidden_layers")
     spec = replace(decoder_spec(config, causal=causal, windows=windows), growth=_growth(config))
     return PackedEncoder(spec, token_embedding(config))

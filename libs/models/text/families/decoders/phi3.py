@@ -13,8 +13,8 @@ from libs.models.text.families.decoders.llama import (
     BLOCKS,
     HEADS,
     decoder_spec,
+    read_window,
     token_embedding,
-    window_of,
 )
 from libs.models.weights import Rule
 
@@ -36,7 +36,7 @@ _NORM_EPS = 1e-5  # default if config.json has no key for it
 def build(config: Config) -> PackedEncoder:
     """Build the encoder that config.json describes, without weights."""
     config = Config({"rms_norm_eps": _NORM_EPS, **config.values, **_scalings(config)})
-    window = window_of(config, causal=True) if config.has("sliding_window") else None
+    window = read_window(config, causal=True) if config.has("sliding_window") else None
     windows = (window,) * config.layers("num_hidden_layers")
     return PackedEncoder(
         decoder_spec(config, causal=True, windows=windows, partial=True), token_embedding(config)

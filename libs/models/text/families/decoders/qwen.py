@@ -13,9 +13,9 @@ from libs.models.layers.spec import Config
 from libs.models.text.families.decoders import llama
 from libs.models.text.families.decoders.llama import (
     decoder_spec,
+    read_window,
     sliding_layers,
     token_embedding,
-    window_of,
 )
 from libs.models.weights import Rule
 
@@ -63,5 +63,5 @@ def _windows(config: Config, causal: bool) -> tuple[int | None, ...]:
         raise config.unsupported(
             "layer_types", "some layers slide, but use_sliding_window is false"
         )
-    window = window_of(config, causal, _WINDOW) if used else None
+    window = read_window(config, causal, _WINDOW) if used else None
     return tuple(window if slides else None for slides in sliding)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.layers.rotary import rope_of
+from libs.models.layers.rotary import read_rope
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
 
@@ -48,7 +48,7 @@ def build(config: Config) -> PackedEncoder:
         kv_heads=config.size("num_key_value_heads", heads),
         head_size=size,
         ffn=config.size("intermediate_size"),
-        layers=(LayerSpec(rope=rope_of(config, size)),) * config.layers("num_hidden_layers"),
+        layers=(LayerSpec(rope=read_rope(config, size)),) * config.layers("num_hidden_layers"),
         norm="pre",
         norm_kind="rms",
         norm_eps=config.number("rms_norm_eps", 1e-5),

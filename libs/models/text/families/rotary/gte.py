@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.layers.rotary import rope_of
+from libs.models.layers.rotary import read_rope
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
 
@@ -54,7 +54,7 @@ def build(config: Config) -> PackedEncoder:
     config.require("logn_attention_scale", False)
     hidden = config.size("hidden_size")
     heads = config.head_count("num_attention_heads", hidden)
-    rope = rope_of(
+    rope = read_rope(
         config,
         hidden // heads,
         theta=config.number("rope_theta", _THETA[config.text("model_type")]),

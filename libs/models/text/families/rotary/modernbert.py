@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.layers.rotary import rope_of
+from libs.models.layers.rotary import read_rope
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
 
@@ -41,12 +41,12 @@ def build(config: Config) -> PackedEncoder:
     head_size = hidden // heads
     kinds = {
         _GLOBAL: LayerSpec(
-            rope_of(
+            read_rope(
                 config, head_size, theta=config.number("global_rope_theta", 160_000.0), kind=_GLOBAL
             )
         ),
         _LOCAL: LayerSpec(
-            rope_of(
+            read_rope(
                 config, head_size, theta=config.number("local_rope_theta", 10_000.0), kind=_LOCAL
             ),
             window=config.size("local_attention", 128) // 2,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.layers.rotary import rope_of
+from libs.models.layers.rotary import read_rope
 from libs.models.layers.spec import Activation, Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
 
@@ -73,7 +73,7 @@ def nomic_spec(config: Config, activation: Activation, *, gated: bool) -> Encode
     hidden = config.size("n_embd")
     heads = config.head_count("n_head", hidden)
     turned = int(hidden // heads * config.positive("rotary_emb_fraction", 1.0, most=1.0))
-    rope = rope_of(config, turned, theta=config.number("rotary_emb_base", 10_000.0))
+    rope = read_rope(config, turned, theta=config.number("rotary_emb_base", 10_000.0))
     return EncoderSpec(
         hidden=hidden,
         heads=heads,
@@ -116,7 +116,7 @@ def _transformers(config: Config) -> PackedEncoder:
         heads=heads,
         head_size=head_size,
         ffn=config.size("intermediate_size"),
-        layers=(LayerSpec(rope_of(config, head_size, theta=1000.0)),)
+        layers=(LayerSpec(read_rope(config, head_size, theta=1000.0)),)
         * config.layers("num_hidden_layers"),
         norm="post",
         norm_eps=config.number("layer_norm_eps", 1e-12),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.layers.rotary import rope_of
+from libs.models.layers.rotary import read_rope
 from libs.models.layers.sinks import SinkAttention
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.weights import Rule
@@ -46,7 +46,7 @@ def build(config: Config) -> PackedEncoder:
         raise config.unsupported(
             "num_key_value_heads", f"it does not divide the {heads} attention heads"
         )
-    rope = rope_of(config, size, theta=config.number("rope_theta", _THETA))
+    rope = read_rope(config, size, theta=config.number("rope_theta", _THETA))
     experts, used = config.size("num_local_experts"), config.size("num_experts_per_tok", 4)
     if used > experts:
         raise config.unsupported("num_experts_per_tok", f"it exceeds the {experts} experts")

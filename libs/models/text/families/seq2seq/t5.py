@@ -88,7 +88,7 @@ MAX_POSITIONS = 1 << 15
 
 def build(config: Config) -> PackedEncoder:
     """Build the encoder that config.json describes, without weights."""
-    spec = spec_of(config)
+    spec = read_encoder_spec(config)
     embed = TokenEmbedding(
         EmbeddingSpec(
             config.size("vocab_size"),
@@ -108,7 +108,7 @@ def bias(config: Config, spec: EncoderSpec) -> BucketBias:
     )
 
 
-def spec_of(config: Config) -> EncoderSpec:
+def read_encoder_spec(config: Config) -> EncoderSpec:
     """Read the encoder's layers. The decoder's have the same form."""
     gated, activation = _feed_forward(config)
     return EncoderSpec(
@@ -142,10 +142,10 @@ def _feed_forward(config: Config) -> tuple[bool, Activation]:
     return _FEED_FORWARDS[name]
 
 
-def decoder_spec_of(config: Config) -> EncoderSpec:
+def read_decoder_spec(config: Config) -> EncoderSpec:
     """Read the decoder's layers."""
     layers = config.layers("num_decoder_layers", config.layers("num_layers"))
-    return replace(spec_of(config), causal=True, layers=(LayerSpec(),) * layers)
+    return replace(read_encoder_spec(config), causal=True, layers=(LayerSpec(),) * layers)
 
 
 class CausalBias(BucketBias):
@@ -156,10 +156,10 @@ class CausalBias(BucketBias):
     def prepare(self) -> None:
         weight = self.buckets.weight
         back = torch.arange(self._reach, -self._reach - 1, -1, device=weight.device).clamp(min=0)
-        self.table = weight[_bucket_of(back, weight.shape[0], self._farthest)].T.contiguous()
+        self.table = weight[_past_buckets(back, weight.shape[0], self._farthest)].T.contiguous()
 
 
-def _bucket_of(back: Tensor, buckets: int, farthest: int) -> Tensor:
+def _past_buckets(back: Tensor, buckets: int, farthest: int) -> Tensor:
     exact = buckets // 2
     ratio = (back.clamp(min=1).float() / exact).log() / math.log(farthest / exact)
     wide = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)

@@ -15,7 +15,7 @@ MODEL_TYPES = t5.MODEL_TYPES
 PREFIXES = t5.PREFIXES
 
 
-def _of_decoder(rule: Rule) -> Rule:
+def _decoder_rule(rule: Rule) -> Rule:
     """Return the place of a decoder's tensor within the whole model."""
     if isinstance(rule, tuple):
         return f"decoder.{rule[0]}", rule[1]
@@ -23,7 +23,7 @@ def _of_decoder(rule: Rule) -> Rule:
 
 
 WEIGHTS: dict[str, Rule] = t5.WEIGHTS | {
-    stem: _of_decoder(rule) for stem, rule in t5.DECODER.items()
+    stem: _decoder_rule(rule) for stem, rule in t5.DECODER.items()
 }
 
 
@@ -38,7 +38,7 @@ def build(config: Config) -> PackedEncoder:
     start = config.integer("decoder_start_token_id", config.integer("pad_token_id", 0))
     if not 0 <= start < vocabulary:
         raise config.unsupported("decoder_start_token_id", f"an id below {vocabulary} is needed")
-    spec, own = t5.spec_of(config), t5.decoder_spec_of(config)
+    spec, own = t5.read_encoder_spec(config), t5.read_decoder_spec(config)
     embed = TokenEmbedding(
         EmbeddingSpec(
             vocabulary, spec.hidden, positions=t5.MAX_POSITIONS, norm_eps=None, table=False

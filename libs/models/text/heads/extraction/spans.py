@@ -19,7 +19,7 @@ Ids = NDArray[np.int32]
 _CHUNK_ELEMENTS: Final = 1 << 25  # elements of the spans' hidden layer in memory at a time: 128 MiB
 
 
-def spans_of(words: int, width: int) -> tuple[Ids, Ids]:
+def enumerate_spans(words: int, width: int) -> tuple[Ids, Ids]:
     """Return first and last words of all spans of at most `width` words, ordered by start and then
     end, [spans] each.
     """
@@ -126,16 +126,16 @@ class SpanScorer(nn.Module):
         self.marker, self.width = marker, width
 
     def shape(self, place: WordPlaces) -> tuple[int, ...]:
-        """Return the shape of one sequence's logits: [spans, labels], spans in `spans_of`'s
+        """Return the shape of one sequence's logits: [spans, labels], spans in `enumerate_spans`'s
         order."""
-        return len(spans_of(place.words, self.width)[0]), place.label_count
+        return len(enumerate_spans(place.words, self.width)[0]), place.label_count
 
     def forward(self, states: WordStates, places: Sequence[WordPlaces]) -> Tensor:
         """Return the logits of all sequences, flat and end to end."""
         first, last = self.marker.halves(states.words, [place.words for place in places])
         keys, base = folded(self.marker.out.outer, states.labels)
         word_starts = prefix_sums([place.words for place in places])
-        spans = [spans_of(place.words, self.width) for place in places]
+        spans = [enumerate_spans(place.words, self.width) for place in places]
         starts, ends = (
             to_device(
                 np.concatenate(

@@ -25,8 +25,8 @@ from libs.models.text.processing.chunking.token_chunks import TokenDivider, by_t
 from libs.models.text.tokenising.text import TextProcessor
 
 MAX_CONTEXT_CHARACTERS: Final = 4 << 20
-"""Of the contexts of all chunks of a text together. The router's own, which knows only an
-estimate.
+"""Maximum length of the contexts of all chunks of a text together. It is also the router's limit,
+which knows only an estimate.
 """
 
 DEFAULT_TOKENS: Final = 512
@@ -48,7 +48,7 @@ space."""
 _WINDOW_CHUNKS: Final = 3
 """A window has at least the characters of this many chunks, by the mean length of a token."""
 _FENCE: Final = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
-"""Where a code block of Markdown begins or ends."""
+"""The beginning or end of a code block of Markdown."""
 _BLANK_LINE: Final = re.compile(r"\n[ \t\r]*\n[ \t]*\Z")
 """The blank line before a block of Markdown. A heading needs none."""
 _BLANK_CHARACTERS: Final = 256
@@ -103,7 +103,7 @@ def divide_in_parts(
         del whole
     count = 0
     for part in (
-        _tokens_of(text, work, index, most, check_cancelled)
+        _divide_by_tokens(text, work, index, most, check_cancelled)
         if chunking.method == "tokens"
         else _by_sense(_Sizes(text, work, index, most, check_cancelled), chunking)
     ):
@@ -116,7 +116,7 @@ def divide_in_parts(
         yield [Span(0, len(work.read_text(index)[0]))]
 
 
-def _tokens_of(
+def _divide_by_tokens(
     text: TextProcessor, work: EncodeWork, index: int, most: int, check_cancelled: CancelCheck
 ) -> Iterator[list[Span]]:
     """Yield the chunks of a text by tokens as it is read."""

@@ -95,11 +95,11 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
+class EmbeddingNotes:
     """The state of a job between `prepare` and `finish`."""
 
     masks: list[Kept]
-    """`Framed.masks` of all sequences."""
+    """`EncodedTexts.masks` of all sequences."""
     found: list[SparseRow]
     """Results of texts that needed no forward; they precede all others."""
     chunks: Chunks | None = None
@@ -108,9 +108,9 @@ class Notes:
     """The windows of each divided text that is pooled by spans."""
 
 
-def notes_of(prepared: Prepared) -> Notes:
+def embedding_notes(prepared: Prepared) -> EmbeddingNotes:
     """Return the state of a job of an embedding model."""
-    return cast(Notes, prepared.notes)
+    return cast(EmbeddingNotes, prepared.notes)
 
 
 class GrowingJob:
@@ -149,7 +149,7 @@ class GrowingJob:
 
     def extend(self, part: Prepared, paths: Sequence[str]) -> None:
         """Add tokenised chunks."""
-        notes = notes_of(part)
+        notes = embedding_notes(part)
         self.tokens += [one.tokens for one in part.sequences] or [0] * len(paths)
         self._sequences += part.sequences
         self._paths += paths if part.sequences else ()
@@ -164,7 +164,7 @@ class GrowingJob:
             self.work,
             self._head if self._sequences else "sparse",
             list(self._sequences),
-            Notes(list(self._masks), list(self._found), self.table.chunks(self.tokens)),
+            EmbeddingNotes(list(self._masks), list(self._found), self.table.chunks(self.tokens)),
             looked_up=self._looked_up,
             cut=self._cut,
             fields=tuple(self._paths),
@@ -239,12 +239,12 @@ class GrowingLateJob:
             self._work,
             self._head,
             list(self._sequences),
-            Notes(list(self._masks), [], chunks, windows),
+            EmbeddingNotes(list(self._masks), [], chunks, windows),
             fields=tuple(self._paths),
         )
 
 
-def rows_of(chunks: Chunks, first: int, end: int) -> Chunks:
+def slice_chunks(chunks: Chunks, first: int, end: int) -> Chunks:
     """Return some of the chunks. The first one may continue a text."""
     low = bisect_right(chunks.offsets, first) - 1
     high = bisect_left(chunks.offsets, end)
@@ -261,7 +261,7 @@ def rows_of(chunks: Chunks, first: int, end: int) -> Chunks:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ChunkRows:
     """Chunks `first` to `end` of a job, and the indices of the sequences of their vectors."""
 
     first: int
@@ -275,7 +275,7 @@ def computed_rows(
     outputs: Mapping[int, Output],
     first: int,
     most_bytes: int,
-) -> Rows | None:
+) -> ChunkRows | None:
     """Return the next chunks from `first` on of which all vectors are computed; None without any.
 
     Args:
@@ -296,15 +296,15 @@ def computed_rows(
     if end <= first:
         return None
     if not windows:
-        return Rows(first, end, range(first, end))
-    return Rows(first, end, [index for index, _ in _with_chunks(windows, offsets, first, end)])
+        return ChunkRows(first, end, range(first, end))
+    return ChunkRows(first, end, [index for index, _ in _with_chunks(windows, offsets, first, end)])
 
 
 def _sizes(outputs: Mapping[int, Output], first: int) -> Iterator[int]:
     """Yield the bytes of each chunk from `first` on that is computed."""
     index = first
     while (output := outputs.get(index)) is not None and is_finite(output):
-        yield bytes_of(output)
+        yield output_bytes(output)
         index += 1
 
 
@@ -326,7 +326,7 @@ def _late_sizes(
         if output is None or not is_finite(output):
             is_open[rows[rows >= 0]] = True
         elif len(rows) and rows[-1] >= 0:
-            sizes[rows[rows >= 0]] += bytes_of(output) // len(window.chunks)
+            sizes[rows[rows >= 0]] += output_bytes(output) // len(window.chunks)
     yield from sizes[: int(is_open.argmax()) if is_open.any() else len(sizes)].tolist()
 
 
@@ -344,7 +344,7 @@ def _with_chunks(
 
 
 def cut_windows(
-    windows: Sequence[Sequence[Window]], offsets: Sequence[int], rows: Rows
+    windows: Sequence[Sequence[Window]], offsets: Sequence[int], rows: ChunkRows
 ) -> list[tuple[Window, ...]]:
     """Return the windows of each text that has some of the chunks, without their other chunks."""
     found = []
@@ -359,7 +359,7 @@ def cut_windows(
 def cut_outputs(
     windows: Sequence[Sequence[Window]],
     offsets: Sequence[int],
-    rows: Rows,
+    rows: ChunkRows,
     outputs: Sequence[Output],
     spans: Sequence[bool],
 ) -> list[Output]:
@@ -390,10 +390,10 @@ def _cut_window(window: Window, low: int, high: int) -> Window:
     return replace(window, chunks=window.chunks[kept] - low, rows=window.rows[kept])
 
 
-def bytes_of(output: Output) -> int:
+def output_bytes(output: Output) -> int:
     """Return the bytes of an output's numbers."""
     if isinstance(output, tuple):
-        return sum(map(bytes_of, output))
+        return sum(map(output_bytes, output))
     if isinstance(output, SparseRow):
         return output.values.nbytes + output.indices.nbytes
     return output.ids.nbytes if isinstance(output, GeneratedIds) else output.nbytes

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.models.text.heads.extraction.spans import spans_of
+from libs.models.text.heads.extraction.spans import enumerate_spans
 
 Array = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -38,9 +38,9 @@ class Candidates:
 
 def span_candidates(scores: Array, words: int, width: int, threshold: float) -> Candidates:
     """Return candidates from `scores` [spans, labels] of all spans up to `width` words, in
-    `spans_of`'s order.
+    `enumerate_spans`'s order.
     """
-    starts, ends = spans_of(words, width)
+    starts, ends = enumerate_spans(words, width)
     labels, best = scores.argmax(axis=1), scores.max(axis=1)
     rows = np.flatnonzero(best >= threshold)
     return Candidates(

@@ -25,7 +25,7 @@ from libs.models.interface.work import CancelCheck, Span, Truncation, never_canc
 from libs.models.text.checks import item_path
 from libs.models.text.tokenising.cutting import sliced
 from libs.models.text.tokenising.text import run_of_ones
-from libs.models.text.windows.spans import MAX_WINDOWS, overlap_of, too_many_windows
+from libs.models.text.windows.spans import MAX_WINDOWS, resolve_overlap, too_many_windows
 
 Ids = NDArray[np.int32]
 _SPACE: Final = re.compile(r"\s")
@@ -49,7 +49,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Framed:
+class WordSequence:
     """A sequence's tokens and their words. Rows count from the sequence's first token."""
 
     ids: Ids
@@ -95,7 +95,7 @@ class WordFrame:
         max_words: Maximum words of a text.
         word: The pattern of a word, which contains no space.
         lowercase: Whether words are lower-cased.
-        framed: Whether the tokenizer's special tokens are added around the sequence.
+        adds_special_tokens: Whether the tokenizer's special tokens are added around the sequence.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class WordFrame:
         pooling: Pooling,
         word: re.Pattern[str] = _WORD,
         lowercase: bool = False,
-        framed: bool = True,
+        adds_special_tokens: bool = True,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -126,7 +126,7 @@ class WordFrame:
         )
         ids = np.array(around.ids, dtype=np.int32)
         self._head, self._tail = (
-            (ids[:before], ids[len(ids) - after :]) if framed else (ids[:0], ids[:0])
+            (ids[:before], ids[len(ids) - after :]) if adds_special_tokens else (ids[:0], ids[:0])
         )
 
     def encode(
@@ -136,13 +136,13 @@ class WordFrame:
         truncation: Truncation,
         labels_path: str,
         check_cancelled: CancelCheck = never_cancelled,
-    ) -> list[Framed]:
+    ) -> list[WordSequence]:
         """Tokenise each text after the words of the prompt, which are tokenised once.
 
         Raises InputTooLong, or InvalidInput if the prompt alone is too long.
         """
         front = self._front(prompt, check_cancelled)
-        found: list[Framed] = []
+        found: list[WordSequence] = []
         for numbers in sliced([len(text) for text in texts], check_cancelled):
             split = [
                 self._split(texts[number], truncation, item_path(number)) for number in numbers
@@ -280,7 +280,7 @@ class WordFrame:
         truncation: Truncation,
         where: str,
         labels_path: str,
-    ) -> Framed:
+    ) -> WordSequence:
         prompt, words, is_cut = front.words, split.words, split.is_cut
         ids = np.concatenate([front.ids, np.array(encoding.ids, dtype=np.int32), front.tail])
         if not len(ids):
@@ -317,7 +317,7 @@ class WordFrame:
         pieces, sizes = self._pieces(text - first + begin, ends - first + begin)
         # A word without tokens, such as a lone accent, has no number here.
         numbers = owners[text] - prompt
-        return Framed(
+        return WordSequence(
             ids=np.concatenate([ids[:begin], ids[first:last], ids[len(ids) - tail :]]),
             prompt=rows,
             pieces=pieces,
@@ -355,7 +355,7 @@ def _word_windows(
     """
     words = len(before) - 1
     largest = int((before[most:] - before[:-most]).max()) if words >= most else int(before[-1])
-    repeated = overlap_of(asked, max(1, min(room, largest)))
+    repeated = resolve_overlap(asked, max(1, min(room, largest)))
     begin = 0
     while True:
         fitting = int(np.searchsorted(before, before[begin] + room, side="right")) - 1

@@ -140,8 +140,8 @@ export function ChatView({ query, go }) {
       <div class="aside">
         <section class="card form" aria-label="Settings">
           <label class="field"><span>Model</span>
-            <input list="writers" value=${chosen} placeholder="org/name" maxlength="256" spellcheck=${false} autocomplete="off" onInput=${(event) => setModel(event.target.value.trim())} />
-            <datalist id="writers">${fitting.slice(0, 300).map((one) => html`<option key=${one.id} value=${one.id} />`)}</datalist></label>
+            <input list="models" value=${chosen} placeholder="org/name" maxlength="256" spellcheck=${false} autocomplete="off" onInput=${(event) => setModel(event.target.value.trim())} />
+            <datalist id="models">${fitting.slice(0, 300).map((one) => html`<option key=${one.id} value=${one.id} />`)}</datalist></label>
           ${known && !serves(known, "chat") && html`<p class="small">It does not generate text. <a href="#/playground?model=${encodeURIComponent(chosen)}">Try it in the playground</a>.</p>`}
           <label class="field"><span>System prompt <em>optional</em></span>
             <textarea rows="3" maxlength=${MAX_SYSTEM} value=${state.system} onInput=${set("system")}></textarea></label>

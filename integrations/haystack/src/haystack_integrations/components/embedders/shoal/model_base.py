@@ -15,11 +15,15 @@ TOKEN = Secret.from_env_var("SHOAL_TOKEN", strict=False)
 class ModelBase:
     """A component that calls one model.
 
-    `model`: its id, `org/name`. `address`: routers, `host:port` separated by commas; default
-    SHOAL_ADDRESS, else 127.0.0.1:50051. `token`: a Secret; one from a variable is written as the
-    variable's name, one from a string cannot be written. `timeout`: seconds for a request, retries
-    included. `query_instruction` replaces the model's prompt of queries. `options`: further
-    arguments of `shoal.Client`'s calls, such as {"dimensions": 256}.
+    Args:
+        model: The model's id, `org/name`.
+        address: Routers, `host:port` separated by commas; default SHOAL_ADDRESS, otherwise
+            127.0.0.1:50051.
+        token: A Secret; one from a variable is written as the variable's name, one from a string
+            cannot be written.
+        timeout: Seconds for a request, retries included.
+        query_instruction: A text that replaces the model's prompt of queries.
+        options: Further arguments of the calls of `shoal.Client`, such as {"dimensions": 256}.
     """
 
     def __init__(

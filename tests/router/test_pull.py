@@ -69,15 +69,13 @@ async def test_jobs_and_their_answers_go_over_one_stream(redis_url: str) -> None
 
 async def test_worker_learns_what_passes_through_redis(redis_url: str) -> None:
     async with streaming(redis_url) as (_, stream):
-        part = worker_pb2.WrittenText(
-            job_id="j", router="elsewhere", batch_id="1", chunks=b"1" * 1000
-        )
+        part = worker_pb2.JobDelta(job_id="j", router="elsewhere", batch_id="1", chunks=b"1" * 1000)
         for number, parts in ((1, [part, part]), (2, [])):
-            request = worker_pb2.WrittenRequest(worker_id="w1", texts=parts)
-            await stream.send(MultiplexedCall(number=number, written=request.SerializeToString()))
+            request = worker_pb2.DeltasRequest(worker_id="w1", deltas=parts)
+            await stream.send(MultiplexedCall(number=number, deltas=request.SerializeToString()))
             replied = (await stream.answers(1))[number]
             assert replied.WhichOneof("outcome") == "response", replied
-            found = worker_pb2.WrittenResponse.FromString(replied.response)
+            found = worker_pb2.DeltasResponse.FromString(replied.response)
             assert found.forwarded_bytes == sum(len(one.SerializeToString()) + 3 for one in parts)
         stream.cut()
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from libs.catalog.card import Card, ImageSize
 from libs.catalog.checkpoint.files import need_config
-from libs.kinds.image_writer.card import ENCODER_DECODER, FLORENCE
+from libs.kinds.image_generative.card import ENCODER_DECODER, FLORENCE
 from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.settings import read_settings
 from libs.models.generation.model import GenerativeModel
@@ -33,30 +33,35 @@ def load(source: Source) -> GenerativeModel:
     with copying(device), failing(broken_tokenizer):
         if card.family == FLORENCE:
             florence = load_florence(directory, config, settings, dtype, device)
-            card = _measured(card, florence.writer, florence.tokenizer, florence.size)
+            card = _measured(card, florence.language_model, florence.tokenizer, florence.size)
             return GenerativeModel(card, FlorenceReader(card, florence), memory_bytes)
         if card.family != ENCODER_DECODER:
             conversation = load_conversation(directory, card, config, settings, dtype, device)
-            card = _measured(card, conversation.writer, conversation.tokenizer, conversation.size)
+            card = _measured(
+                card, conversation.language_model, conversation.tokenizer, conversation.size
+            )
             return GenerativeModel(card, ConversationReader(card, conversation), memory_bytes)
         model = load_encoder_decoder(directory, config, settings, dtype, device)
-        card = _measured(card, model.writer, model.tokenizer, model.size)
+        card = _measured(card, model.language_model, model.tokenizer, model.size)
         return GenerativeModel(card, EncoderDecoderReader(card, model), memory_bytes)
 
 
-def _measured(card: Card, writer: LanguageModel, tokenizer: Tokenizer, size: ImageSize) -> Card:
+def _measured(
+    card: Card, language_model: LanguageModel, tokenizer: Tokenizer, size: ImageSize
+) -> Card:
     """Add the loaded model's measurements to the card.
 
     Ids beyond the tokenizer's vocabulary, with random rows in the table, are never chosen.
     """
-    writer.settings = replace(
-        writer.settings, vocabulary=min(largest_id(tokenizer) + 1, writer.vocabulary)
+    language_model.settings = replace(
+        language_model.settings,
+        vocabulary=min(largest_id(tokenizer) + 1, language_model.vocabulary),
     )
     most = (
-        writer.encoder.max_positions
-        if writer.encoder is not None
+        language_model.encoder.max_positions
+        if language_model.encoder is not None
         else size.max_tokens
-        if writer.has_cross
-        else writer.max_positions
+        if language_model.has_cross
+        else language_model.max_positions
     )
     return replace(card, max_tokens=most, images=size)

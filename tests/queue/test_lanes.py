@@ -8,7 +8,7 @@ from libs.queue import Lanes, QueuedJob
 from tests.queue.parts import LANE, add, gauges, ids, job, lease, look_inside, payload
 
 
-async def test_job_comes_out_as_it_went_in(lanes: Lanes) -> None:
+async def test_pulled_job_equals_the_enqueued_one(lanes: Lanes) -> None:
     assert await add(lanes, job("a:b|{c} ü", 7))
     pulled = await lease(lanes)
     assert [(one.job_id, one.payload, one.attempts, one.tokens) for one in pulled.jobs] == [
@@ -30,7 +30,7 @@ async def test_each_request_enters_whole_or_not_at_all(lanes: Lanes) -> None:
     assert ids(await lease(lanes)) == ["a", "b", "e"]
 
 
-async def test_lane_tells_when_jobs_came_last(lanes: Lanes) -> None:
+async def test_lane_records_the_time_of_the_last_arrival(lanes: Lanes) -> None:
     before = await lanes.now_ms()
     assert await add(lanes, job("a", 7))
     used = (await gauges(lanes)).used_ms

@@ -93,7 +93,7 @@ async def test_answer_of_a_cancelled_job_is_abandoned(
     async with busy(tmp_path, LASTING, monkeypatch) as (lanes, bay):
         (batch,) = (batch for batch, jobs in lanes.leased.items() if "heavy" in jobs)
         cancelled = worker_pb2.CancelledJobs(batch_id=batch, job_ids=["heavy"])
-        lanes.to_tell = worker_pb2.HeartbeatResponse(cancelled=[cancelled])
+        lanes.next_response = worker_pb2.HeartbeatResponse(cancelled=[cancelled])
         await until(lambda: not bay.model.lasting)
         assert not lanes.answers
 

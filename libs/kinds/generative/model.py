@@ -26,17 +26,17 @@ def load(source: Source) -> GenerativeModel:
     card, dtype = without_int8(source.card(), device, source.dtype)
     with copying(device), failing(broken_tokenizer):
         tokenizer = load_tokenizer(directory, lowercase=card.lowercase)
-        writer = load_language_model(directory, device, dtype)
+        language_model = load_language_model(directory, device, dtype)
         # Embedding tables are often larger than the vocabulary: their last rows are not tokens.
-        known = min(largest_id(tokenizer) + 1, writer.vocabulary)
-        writer.settings = replace(writer.settings, vocabulary=known)
-        writer.max_positions = min(writer.max_positions, MAX_SEQUENCE_TOKENS)
+        known = min(largest_id(tokenizer) + 1, language_model.vocabulary)
+        language_model.settings = replace(language_model.settings, vocabulary=known)
+        language_model.max_positions = min(language_model.max_positions, MAX_SEQUENCE_TOKENS)
         limit = (
-            writer.max_positions
-            if writer.encoder is None
-            else min(writer.encoder.max_positions, MAX_SEQUENCE_TOKENS)
+            language_model.max_positions
+            if language_model.encoder is None
+            else min(language_model.encoder.max_positions, MAX_SEQUENCE_TOKENS)
         )
         card = replace(card, max_tokens=min(card.max_tokens, limit))
         return GenerativeModel(
-            card, TextReader(card, writer, directory, tokenizer), source.memory_bytes
+            card, TextReader(card, language_model, directory, tokenizer), source.memory_bytes
         )

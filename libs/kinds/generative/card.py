@@ -1,4 +1,4 @@
-"""Models that write texts: how their directories are recognised, and their Card.
+"""Generative models: recognition of their directories, and their Card.
 
 Encoder-decoder models are recognised by their architecture. A causal language model is one only if
 it has a chat template and a generation_config.json; nothing else distinguishes it from one that was
@@ -33,9 +33,9 @@ _SEQUENCE_TO_SEQUENCE_CLASSES: Final = ("ForConditionalGeneration", "MTModel")
 FILE: Final = "generation_config.json"
 
 
-def is_writer(files: Checkpoint) -> bool:
+def is_generative(files: Checkpoint) -> bool:
     """Return True if a directory without modules.json is a generative model. Raises ModelBroken for
-    a model that writes, but of a type of which none are served as such.
+    a generative model of a type that is not supported.
     """
     if files.modules.listed:
         return False
@@ -62,17 +62,17 @@ def _refuse_others(files: Checkpoint) -> None:
         served = ", ".join(SEQUENCE_TO_SEQUENCE if translates else CAUSAL)
         raise files.config.broken(
             "model_type",
-            f"is {files.config.text('model_type')!r} and the model writes texts "
-            f"({files.architecture}): "
-            f"such models are served of the types {served}. "
+            f"is {files.config.text('model_type')!r} and the model generates texts "
+            f"({files.architecture}); "
+            f"the supported types of generative models are {served}. "
             "A card of the catalog can give another use, by `detect: {kind: …}`",
         )
 
 
-def writer(files: Checkpoint, card: Card) -> Card:
-    """Return the card of a model that writes."""
+def generative_card(files: Checkpoint, card: Card) -> Card:
+    """Return the card of a generative model."""
     card = replace(card, tasks=("text",))
     return with_template(files, card) if card.family in CAUSAL else card
 
 
-KIND: Final = in_layout("writer", is_writer, writer, has_template=True)
+KIND: Final = in_layout("generative", is_generative, generative_card, has_template=True)

@@ -61,11 +61,11 @@ def load(directory: Path) -> LanguageModel:
 
 
 def requests(
-    writer: LanguageModel, inputs: Sequence[Ids], most: int | None = MAX_NEW_TOKENS
+    language_model: LanguageModel, inputs: Sequence[Ids], most: int | None = MAX_NEW_TOKENS
 ) -> list[Request]:
-    if not writer.has_cross:
+    if not language_model.has_cross:
         return [Request(ids, most=most) for ids in inputs]
-    return [Request(states=states, most=most) for states in writer.encode(inputs)]
+    return [Request(states=states, most=most) for states in language_model.encode(inputs)]
 
 
 def finished(
@@ -93,18 +93,18 @@ def test_writes_as_transformers_alone_and_among_others(name: str, tmp_path: Path
     prefilled apart.
     """
     model = write(name, tmp_path, VARIED)
-    writer, inputs = load(tmp_path), prompts(16)
+    language_model, inputs = load(tmp_path), prompts(16)
     wanted = written(model, inputs, MAX_NEW_TOKENS)
     requested = [
         replace(each, most=MAX_NEW_TOKENS - number % 7)
-        for number, each in enumerate(requests(writer, inputs))
+        for number, each in enumerate(requests(language_model, inputs))
     ]
-    together = finished(DecodeLoop(writer, 96, most_rows=40), requested, every=2)
+    together = finished(DecodeLoop(language_model, 96, most_rows=40), requested, every=2)
     assert [len(text) for text, _ in together] == [each.most for each in requested]
     assert [text for text, _ in together] == [
         text[: each.most] for text, each in zip(wanted, requested, strict=True)
     ]
-    assert finished(DecodeLoop(writer, 8), requested[:1]) == together[:1]
+    assert finished(DecodeLoop(language_model, 8), requested[:1]) == together[:1]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3_text", "bart", "t5"])
@@ -115,10 +115,12 @@ def test_torchs_operators_write_the_same(
     inputs = prompts(4)
     wanted = written(model, inputs, 8)
     use_dense(monkeypatch)
-    writer = load(tmp_path)
+    language_model = load(tmp_path)
     assert [
         text
-        for text, _ in finished(DecodeLoop(writer, 64, most_rows=40), requests(writer, inputs, 8))
+        for text, _ in finished(
+            DecodeLoop(language_model, 64, most_rows=40), requests(language_model, inputs, 8)
+        )
     ] == wanted
 
 
@@ -134,20 +136,20 @@ def test_scores_of_every_step_are_those_of_the_full_forward(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = write(name, tmp_path)
-    writer = load(tmp_path)
+    language_model = load(tmp_path)
     seen: list[torch.Tensor] = []
-    forward = writer.forward
+    forward = language_model.forward
 
     def watched(*given: Any) -> torch.Tensor:
         seen.append(forward(*given))
         return seen[-1]
 
-    monkeypatch.setattr(writer, "forward", watched)
+    monkeypatch.setattr(language_model, "forward", watched)
     prompt = prompts(2)[1]
-    requested = requests(writer, [prompt], 36)
-    (text, _), *_ = finished(DecodeLoop(writer, 8), requested)
-    if writer.has_cross:
-        begun = torch.tensor([[writer.settings.start, *text]])
+    requested = requests(language_model, [prompt], 36)
+    (text, _), *_ = finished(DecodeLoop(language_model, 8), requested)
+    if language_model.has_cross:
+        begun = torch.tensor([[language_model.settings.start, *text]])
         wanted = model(
             input_ids=torch.from_numpy(prompt).long()[None], decoder_input_ids=begun
         ).logits[0, :-1]
@@ -228,12 +230,14 @@ def test_beams_that_the_config_asks_for(
     name: str, settings: dict[str, object], tmp_path: Path
 ) -> None:
     model = write(name, tmp_path, settings)
-    writer, inputs = load(tmp_path), prompts(4)
+    language_model, inputs = load(tmp_path), prompts(4)
     # transformers' caches of states are not those of its beams.
     cache = {"use_cache": False} if name in CARRIED else {}
-    wanted = [_ended(written(model, [ids], 14, **cache)[0], writer.settings) for ids in inputs]
-    assert writer.settings.beams == settings["num_beams"]
-    found = finished(DecodeLoop(writer, 100), requests(writer, inputs, 14), every=3)
+    wanted = [
+        _ended(written(model, [ids], 14, **cache)[0], language_model.settings) for ids in inputs
+    ]
+    assert language_model.settings.beams == settings["num_beams"]
+    found = finished(DecodeLoop(language_model, 100), requests(language_model, inputs, 14), every=3)
     assert [text for text, _ in found] == wanted
 
 
@@ -251,10 +255,13 @@ def test_beams_that_the_config_asks_for(
 )
 def test_rules_of_generation_config(settings: dict[str, object], tmp_path: Path) -> None:
     model = write("llama", tmp_path, settings)
-    writer, inputs = load(tmp_path), prompts(5)
-    wanted = [_ended(written(model, [ids], 24)[0], writer.settings) for ids in inputs]
+    language_model, inputs = load(tmp_path), prompts(5)
+    wanted = [_ended(written(model, [ids], 24)[0], language_model.settings) for ids in inputs]
     assert [
-        text for text, _ in finished(DecodeLoop(writer, 64), requests(writer, inputs, 24))
+        text
+        for text, _ in finished(
+            DecodeLoop(language_model, 64), requests(language_model, inputs, 24)
+        )
     ] == wanted
 
 
@@ -313,13 +320,13 @@ def llama(
 def test_answer_says_why_it_ended(
     llama: tuple[transformers.PreTrainedModel, LanguageModel],
 ) -> None:
-    _, writer = llama
+    _, language_model = llama
     ids = prompts(3)[2]
-    text, finish = finished(DecodeLoop(writer, 4), [Request(ids, most=9)])[0]
+    text, finish = finished(DecodeLoop(language_model, 4), [Request(ids, most=9)])[0]
     assert (len(text), finish) == (9, "length")
-    stopped = replace(writer.settings, stops=(text[4],))
+    stopped = replace(language_model.settings, stops=(text[4],))
     end = text.index(text[4]) + 1
-    assert finished(DecodeLoop(writer, 4), [Request(ids, most=9, settings=stopped)])[0] == (
+    assert finished(DecodeLoop(language_model, 4), [Request(ids, most=9, settings=stopped)])[0] == (
         text[:end],
         "stop",
     )
@@ -328,9 +335,9 @@ def test_answer_says_why_it_ended(
 def test_cancelled_sequence_returns_its_pages_and_leaves_the_others_alone(
     llama: tuple[transformers.PreTrainedModel, LanguageModel],
 ) -> None:
-    model, writer = llama
+    model, language_model = llama
     inputs = prompts(4)
-    loop = DecodeLoop(writer, 16)
+    loop = DecodeLoop(language_model, 16)
     first, *others = [loop.add(Request(ids, most=12)) for ids in inputs]
     texts: dict[int, list[int]] = {}
     for _ in range(4):
@@ -350,8 +357,8 @@ def test_cancelled_sequence_returns_its_pages_and_leaves_the_others_alone(
 def test_memory_is_claimed_before_and_never_exceeded(
     llama: tuple[transformers.PreTrainedModel, LanguageModel],
 ) -> None:
-    _, writer = llama
-    loop = DecodeLoop(writer, 5)
+    _, language_model = llama
+    loop = DecodeLoop(language_model, 5)
     long = Request(np.arange(3, 3 + PAGE, dtype=np.int32), most=PAGE + 1)
     assert loop.needs(long) == 3
     loop.add(long)
@@ -370,18 +377,18 @@ def test_failed_forward_can_be_repeated(
 ) -> None:
     """A forward that runs out of memory changes no state, so the next one has the same result."""
     write(name, tmp_path, VARIED)
-    writer = load(tmp_path)
-    requested = requests(writer, prompts(3), 8)
-    wanted = finished(DecodeLoop(writer, 32), requested)
-    loop, failures = DecodeLoop(writer, 32), iter([True, False] * 100)
-    head = writer.head.forward
+    language_model = load(tmp_path)
+    requested = requests(language_model, prompts(3), 8)
+    wanted = finished(DecodeLoop(language_model, 32), requested)
+    loop, failures = DecodeLoop(language_model, 32), iter([True, False] * 100)
+    head = language_model.head.forward
 
     def failing(x: torch.Tensor) -> torch.Tensor:
         if next(failures):
             raise MemoryError
         return head(x)
 
-    monkeypatch.setattr(writer.head, "forward", failing)
+    monkeypatch.setattr(language_model.head, "forward", failing)
     step = loop.step
 
     def repeated() -> list[Any]:
@@ -396,8 +403,11 @@ def test_failed_forward_can_be_repeated(
 @pytest.mark.parametrize("name", CARRIED)
 def test_states_are_claimed_before_and_never_exceeded(name: str, tmp_path: Path) -> None:
     write(name, tmp_path)
-    writer = load(tmp_path)
-    loop, requested = DecodeLoop(writer, 64, slots=2), requests(writer, prompts(3), 4)
+    language_model = load(tmp_path)
+    loop, requested = (
+        DecodeLoop(language_model, 64, slots=2),
+        requests(language_model, prompts(3), 4),
+    )
     first, _ = (loop.add(each) for each in requested[:2])
     assert not loop.has_room(requested[2])
     with pytest.raises(NoCapacity, match="states of 1 rows; 0 are free"):
@@ -409,8 +419,8 @@ def test_states_are_claimed_before_and_never_exceeded(name: str, tmp_path: Path)
 def test_cost_of_a_step_is_known_before_it(
     llama: tuple[transformers.PreTrainedModel, LanguageModel],
 ) -> None:
-    _, writer = llama
-    loop = DecodeLoop(writer, 16, most_rows=40)
+    _, language_model = llama
+    loop = DecodeLoop(language_model, 16, most_rows=40)
     loop.add(Request(np.full(50, 7, np.int32), most=4))
     costs = []
     while (cost := loop.next_step()) is not None:
@@ -425,29 +435,29 @@ def test_cost_of_a_step_is_known_before_it(
     ]
 
 
-def test_grammar_and_a_bound_on_ids_decide_what_may_follow(
+def test_grammar_and_a_bound_on_ids_restrict_the_next_token(
     llama: tuple[transformers.PreTrainedModel, LanguageModel],
 ) -> None:
-    _, writer = llama
+    _, language_model = llama
     ids = prompts(2)[1]
 
     def even(text: Ids) -> Bits:
         return np.packbits(np.arange(VOCABULARY) % 2 == len(text) % 2, bitorder="little")
 
-    text, _ = finished(DecodeLoop(writer, 4), [Request(ids, most=10, allows=even)])[0]
+    text, _ = finished(DecodeLoop(language_model, 4), [Request(ids, most=10, allows=even)])[0]
     assert [token % 2 for token in text] == [0, 1] * 5
-    bounded = replace(writer.settings, vocabulary=20)
-    text, _ = finished(DecodeLoop(writer, 4), [Request(ids, most=10, settings=bounded)])[0]
+    bounded = replace(language_model.settings, vocabulary=20)
+    text, _ = finished(DecodeLoop(language_model, 4), [Request(ids, most=10, settings=bounded)])[0]
     assert max(text) < 20
 
 
 def test_requests_that_cannot_be_generated_are_refused(
     llama: tuple[transformers.PreTrainedModel, LanguageModel], tmp_path: Path
 ) -> None:
-    _, writer = llama
-    loop = DecodeLoop(writer, 4)
+    _, language_model = llama
+    loop = DecodeLoop(language_model, 4)
     with pytest.raises(InvalidInput, match="leaves no room"):
-        loop.add(Request(np.full(writer.max_positions, 3, np.int32)))
+        loop.add(Request(np.full(language_model.max_positions, 3, np.int32)))
     with pytest.raises(InvalidInput, match=r"a token outside 0\.\.299"):
         loop.add(Request(np.array([VOCABULARY], np.int32)))
     with pytest.raises(InvalidInput, match="at least one token"):

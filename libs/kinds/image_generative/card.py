@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from libs.catalog.card import Card, Task
-from libs.catalog.checkpoint.chat import template_of
+from libs.catalog.checkpoint.chat import read_template
 from libs.catalog.checkpoint.files import (
     Config,
     need_config,
@@ -48,13 +48,13 @@ _TASKS: Final[dict[str, tuple[Task, ...]]] = {
 }
 
 
-def is_image_writer(place: Place) -> bool:
+def is_image_generative(place: Place) -> bool:
     """Return True if a checkpoint is a model that reads images and generates text."""
     config, kind = read_config(place.directory, "config.json"), place.named
-    if config is None or kind not in (None, "writer"):
+    if config is None or kind not in (None, "generative"):
         return False
     if config.values.get("model_type") in CONVERSATIONS:
-        return kind == "writer" or _converses(place.directory, config)
+        return kind == "generative" or _converses(place.directory, config)
     return config.values.get("model_type") in (FLORENCE, ENCODER_DECODER)
 
 
@@ -65,10 +65,10 @@ def _converses(directory: Path, config: Config) -> bool:
         or (directory / "modules.json").exists()
     ):
         return False
-    return (directory / GENERATION).is_file() and bool(template_of(directory))
+    return (directory / GENERATION).is_file() and bool(read_template(directory))
 
 
-def image_writer_card(place: Place) -> Card:
+def image_generative_card(place: Place) -> Card:
     """Raise ModelBroken naming the file and the key at fault."""
     config = need_config(place.directory, "config.json")
     need_tokenizer(place.directory)
@@ -80,7 +80,7 @@ def image_writer_card(place: Place) -> Card:
         model=place.model,
         revision=place.revision(list(_FILES)),
         family=family,
-        kind="writer",
+        kind="generative",
         tasks=_TASKS[family],
         representations=(),
         max_tokens=texts.number("max_position_embeddings", 1024),
@@ -94,13 +94,13 @@ def _conversation(place: Place, config: Config) -> Card:
         model=place.model,
         revision=place.revision(list(_FILES)),
         family=config.text("model_type"),
-        kind="writer",
+        kind="generative",
         tasks=("text",),
         representations=(),
         max_tokens=texts.number("max_position_embeddings", 8192),
         inputs=("text", "image"),
     )
-    return replace(card, template=template_of(place.directory), message_parts=True)
+    return replace(card, template=read_template(place.directory), message_parts=True)
 
 
-KIND: Final = Kind("writer", "image_writer", is_image_writer, image_writer_card)
+KIND: Final = Kind("generative", "image_generative", is_image_generative, image_generative_card)

@@ -1,0 +1,1 @@
+"""Generative models (`libs/models/generation`)."""
