@@ -1,5 +1,5 @@
-"""What the GPU's tests and steps rely on to report faults: the check for synchronising calls, and
-the log of an out-of-memory recovery.
+"""Test the means by which the GPU's tests and steps report faults: the check for synchronising
+calls, and the log of an out-of-memory recovery.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Predicted times against those that an H200 gave (docs/gpu.md), and what a report says of them."""
+"""Compare predicted times with those of an H200 (docs/gpu.md)."""
 
 from __future__ import annotations
 
