@@ -110,16 +110,18 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         }
         each = {name: {"SHOAL_METRICS_ADDRESS": address} for name, address in addresses.items()}
         each["edge-0"]["SHOAL_BATCHES_URL"] = str(directory / "batches")
+        each["edge-0"]["SHOAL_JOBS_ROOTS"] = str(directory / "data")
+        (directory / "data").mkdir()
         cluster = Cluster(
             directory / "mesh", models=str(directory / "models"), routers=2, schedulers=2,
             workers=2, edges=1,
             environment=environment, each=each,
         )  # fmt: skip
         with cluster, scraping(directory, targets, rules_file(directory)) as prometheus:
-            yield _live(cluster, prometheus)
+            yield _live(cluster, prometheus, directory / "data")
 
 
-def _live(cluster: Cluster, prometheus: Prometheus) -> Seen:
+def _live(cluster: Cluster, prometheus: Prometheus, data: Path) -> Seen:
     alerts: dict[str, list[dict[str, Any]]] = {}
 
     def await_alerts(
@@ -169,6 +171,7 @@ def _live(cluster: Cluster, prometheus: Prometheus) -> Seen:
         )  # the first is that of a quiet machine; of a busy one, jobs reach a device later
         await_alerts(OF_LOAD, 90.0, lambda: _load(cluster, client, next(patience)))
         _start_batch(cluster, MODEL)
+        job = _submit_job(cluster, MODEL, data)
         queries: dict[str, list[dict[str, Any]]] = {}
 
         def all_have_data() -> bool:
@@ -182,6 +185,7 @@ def _live(cluster: Cluster, prometheus: Prometheus) -> Seen:
 
         with suppress(AssertionError):  # the tests say which are missing
             wait_until(all_have_data, 30.0, "every panel to have data")
+        _post(cluster, f"/v1/jobs/{job}/cancel", {})
     exemplars = prometheus.exemplars("shoal_request_seconds_bucket", began, time.time())
     names = {sample["metric"]["__name__"] for sample in prometheus.query('{__name__=~"shoal_.*"}')}
 
@@ -237,8 +241,22 @@ def _start_batch(cluster: Cluster, model: str) -> None:
     with urllib.request.urlopen(upload, timeout=30) as reply:
         file = json.load(reply)["id"]
     batch = {"input_file_id": file, "endpoint": line["url"], "completion_window": "24h"}
-    with urllib.request.urlopen(f"{edge}/v1/batches", json.dumps(batch).encode(), 30):
-        pass
+    _post(cluster, "/v1/batches", batch)
+
+
+def _submit_job(cluster: Cluster, model: str, data: Path) -> str:
+    """Submit a job that is too long for this test, and return its id."""
+    (data / "in.jsonl").write_bytes(b'{"text": "a text"}\n' * 1_000_000)
+    recipe = {"verb": "encode", "model": model, "chunk_rows": 16}
+    job = {"recipe": recipe, "input": str(data / "in.jsonl"), "output": str(data / "out")}
+    found = _post(cluster, "/v1/jobs", job | {"limits": {"in_flight": 1}})
+    return str(found["id"])
+
+
+def _post(cluster: Cluster, path: str, body: dict[str, Any]) -> Any:
+    url = f"http://{cluster.http_addresses[0]}{path}"
+    with urllib.request.urlopen(url, json.dumps(body).encode(), 30) as reply:
+        return json.load(reply)
 
 
 def _ask(client: Client, count: int) -> None:
