@@ -24,16 +24,18 @@ import platform
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, cast
 
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
 
+from libs.errors import NoCapacity
 from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, Pulled, QueuedJob, connect, open_all
 from libs.queue.connection.cluster import list_masters
@@ -118,7 +120,8 @@ class Router:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self.redis.aclose()
+            with suppress(RedisError):  # on a busy machine connections do not close in time
+                await self.redis.aclose()
 
     async def _take(self, inbox: int) -> None:
         while True:
@@ -136,8 +139,9 @@ class Router:
 
     async def _refresh(self) -> None:
         while True:
-            await self._view.refresh(self.lanes)
-            self.refreshes += 1
+            with suppress(NoCapacity):
+                await self._view.refresh(self.lanes)
+                self.refreshes += 1
             await asyncio.sleep(REFRESH_SECONDS)
 
 
@@ -247,7 +251,7 @@ async def _single_redis(routers: Sequence[int], seconds: float, singles: int) ->
             async with Child("redis", arguments, environment, place.logs / "redis.log"):
                 url = f"unix://{place.redis / 'redis.sock'}"
                 results.append(await measure(url, number, 1, seconds, singles))
-                print(".", end="", flush=True, file=sys.stderr)
+                _show(results[-1])
     return results
 
 
@@ -256,8 +260,13 @@ def _clusters(masters: Sequence[int], seconds: float, singles: int) -> list[Resu
     for number in masters:
         with RedisCluster(masters=number) as nodes:
             results.append(asyncio.run(measure(nodes.url, 2, CLUSTER_SLOTS, seconds, singles)))
-        print(".", end="", flush=True, file=sys.stderr)
+        _show(results[-1])
     return results
+
+
+def _show(result: Result) -> None:
+    """Print a result as soon as it is measured: many routers take minutes."""
+    print(json.dumps(asdict(result)), flush=True, file=sys.stderr)
 
 
 def _table(title: str, results: Sequence[Result]) -> Table:

