@@ -1,4 +1,4 @@
-"""What the GPU's tests and steps rely on to report faults: the check for synchronising calls, and
+"""Mechanisms that report faults in the GPU's tests and steps: the check for synchronising calls, and
 the log of an out-of-memory recovery.
 """
 

@@ -1,4 +1,4 @@
-"""Predicted times against those that an H200 gave (docs/gpu.md), and what a report says of them."""
+"""Predicted times against those measured on an H200 (docs/gpu.md), and their part of a report."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def _on_host(leaf: Any) -> Any:
 
 
 class _Kernel:
-    """A Triton kernel whose tensors must be on the device."""
+    """A Triton kernel that requires its tensors to be on the device."""
 
     def __init__(self, kernel: Any, device: FakeCuda, *, computes: bool) -> None:
         self._kernel, self._device, self._computes = kernel, device, computes
@@ -372,7 +372,7 @@ def fake_cuda(*, computes: bool = True) -> Iterator[FakeCuda]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """As a plugin: run each test with its fixtures on the device."""
+    """Run each test with its fixtures on the device, if this module is a plugin."""
     from libs.models.interface.source import Source
 
     begun = Source.__init__
