@@ -46,7 +46,6 @@ _BOTH = frozenset(
     {
         "SHOAL_GRACE_SECONDS",
         "SHOAL_LEASE_MS",
-        "SHOAL_QUEUE_SLOTS",  # one Redis
         "SHOAL_TRUST_DOMAIN",
     }
 )

@@ -337,8 +337,8 @@ def fake_cuda(*, computes: bool = True) -> Iterator[FakeCuda]:
     """
     from libs.kernels.attention import varlen
     from libs.kernels.linear import grouped
-    from libs.models import packed_model
     from libs.models.generation import model as generation
+    from libs.models.runtime import packed_model
     from libs.models.runtime.loaded import tiers
     from tests.support.triton_launches import _TRITON_MODULES, launched_kernels
 

@@ -108,7 +108,7 @@ class ClusterRedis(PipelinedRedis):
         return await self.topology.follow(
             self,
             partial(super().execute_command, *args, **options),
-            lambda target: target.execute_command(*args, **options),  # type: ignore[no-untyped-call]
+            lambda target: target.execute_command(*args, **options),
         )
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
@@ -122,7 +122,7 @@ class ClusterRedis(PipelinedRedis):
         return await self.topology.follow(
             self,
             partial(self._send, hiredis.pack_command(command)),
-            lambda target: target.execute_command(*command),  # type: ignore[no-untyped-call]
+            lambda target: target.execute_command(*command),
         )
 
     async def _send(self, packed: bytes) -> Reply:
