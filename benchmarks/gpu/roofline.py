@@ -17,7 +17,7 @@ from benchmarks.models.families import PUBLISHED, Shape
 
 TOLERANCE: Final = 0.2
 _BYTES: Final = 2
-"""Of a bfloat16 number."""
+"""Bytes of a bfloat16 number."""
 
 _TILE: Final = 128
 """Queries and keys that flash attention computes at a time."""

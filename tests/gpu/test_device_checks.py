@@ -1,5 +1,5 @@
-"""Test the means by which the GPU's tests and steps report faults: the check for synchronising
-calls, and the log of an out-of-memory recovery.
+"""Mechanisms that report faults in the GPU's tests and steps: the check for synchronising calls,
+and the log of an out-of-memory recovery.
 """
 
 from __future__ import annotations

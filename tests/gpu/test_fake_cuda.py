@@ -173,7 +173,7 @@ def assert_close(found: list[NDArray[np.generic]], wanted: list[NDArray[np.gener
 
 @pytest.mark.parametrize("kind", ["bert", "qwen3", "classes", "labels", "entities"])
 def test_models_give_the_same_as_on_a_cpu(kind: str, tmp_path: Path) -> None:
-    """Compare the outputs after a load. The host waits only where it reads them."""
+    """Outputs are equal from the load on, and the host waits only where it reads them."""
     directory, works = written(kind, tmp_path)
     wanted = outputs(load_model(directory, "org/m", CPU, torch.float32), works)
     with fake_cuda():

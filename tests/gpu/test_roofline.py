@@ -1,4 +1,4 @@
-"""Compare predicted times with those of an H200 (docs/gpu.md)."""
+"""Predicted times against those measured on an H200 (docs/gpu.md), and their part of a report."""
 
 from __future__ import annotations
 

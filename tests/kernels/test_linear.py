@@ -112,7 +112,7 @@ def test_gelu_by_tanh_is_part_of_a_product_on_cuda_only() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 0.02), (torch.float32, 1e-5)])
 def test_gelu_by_tanh_on_an_accelerator(dtype: torch.dtype, bound: float) -> None:
-    """The activation is a part of cuBLAS' product, or torch computes it after that."""
+    """It is computed by cuBLAS at the end of the product, or by torch where cuBLAS cannot."""
     for inputs, outputs in SHAPES:
         linear, weight, bias = layer(inputs, outputs, dtype, bias=True)
         assert bias is not None

@@ -66,7 +66,7 @@ def test_logits_of_all_tokens_are_never_there() -> None:
 
 
 def test_logits_begin_at_aligned_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products and reductions of other rows have slower kernels."""
+    """Kernels of cuBLAS and Triton are slower for other rows."""
     widths: list[int] = []
     linear = F.linear
 

@@ -208,7 +208,7 @@ def _on_host(leaf: Any) -> Any:
 
 
 class _Kernel:
-    """A Triton kernel that refuses tensors in host memory."""
+    """A Triton kernel that requires its tensors to be on the device."""
 
     def __init__(self, kernel: Any, device: FakeCuda, *, computes: bool) -> None:
         self._kernel, self._device, self._computes = kernel, device, computes

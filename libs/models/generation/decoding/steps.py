@@ -134,7 +134,7 @@ class StepForward:
 
     @staticmethod
     def sizes(language_model: LanguageModel, most: int) -> list[int]:
-        """Return numbers of sequences up to `most`. Their steps use all variants of the kernels."""
+        """Return numbers of sequences up to `most` that together use all kernel variants."""
         from libs.kernels.attention import paged_triton
 
         of_splits = {
