@@ -157,14 +157,17 @@ async def test_slow_storage_does_not_keep_an_earlier_state(
     """Progress that is being saved when the job ends must not replace its end."""
     files.write(ROWS)
     router = Holding(5)
-    saving, proceed = threading.Event(), threading.Event()
+    saving, proceed, saved = threading.Event(), threading.Event(), threading.Event()
     real = JobStore.save
 
     def save(store: JobStore, record: JobRecord) -> None:
         if record.status == "running" and record.counts.rows and not saving.is_set():
             saving.set()
             proceed.wait(60.0)
-        real(store, record)
+            real(store, record)
+            saved.set()
+        else:
+            real(store, record)
 
     monkeypatch.setattr(JobStore, "save", save)
     async with edge(router.script, **files.settings) as http:
@@ -176,6 +179,7 @@ async def test_slow_storage_does_not_keep_an_earlier_state(
         await until(lambda: _state(manifest) == "completed", "the end", 120.0)
         await asyncio.sleep(1.0)  # The end of the job is saved now, if nothing prevents it.
         proceed.set()
+        await until(saved.is_set, "the progress", 120.0)
         assert (await wait_for(http, job))["status"] == "completed"
 
 
