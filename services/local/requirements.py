@@ -12,7 +12,7 @@ from libs.errors import NoCapacity
 
 NEEDED: Final = (
     *("redis", "yaml", "jwt", "cryptography", "numpy"),  # router and scheduler
-    *("uvicorn", "httptools", "python_multipart", "msgspec", "orjson"),  # edge
+    *("uvicorn", "httptools", "python_multipart", "msgspec", "orjson", "pyarrow"),  # edge
     *(
         "torch",
         "safetensors",

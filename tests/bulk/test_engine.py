@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -141,6 +142,24 @@ async def test_parts_of_another_job_are_refused(source: Path, out: Path) -> None
     (out / "manifest.json").unlink()
     with pytest.raises(JobError, match=r"has parts and no manifest\.json"):
         await run(Folder(out), source, FakeClient())
+
+
+async def test_manifest_names_only_files_of_parts(source: Path, out: Path) -> None:
+    await run(Folder(out), source, FakeClient())
+    manifest = out / "manifest.json"
+    values = json.loads(manifest.read_text())
+    values["parts"][0]["name"] = "../other.parquet"
+    manifest.write_text(json.dumps(values))
+    with pytest.raises(JobError, match=r"'\.\./other\.parquet' is not the name of part 0"):
+        await run(Folder(out), source, FakeClient(), retry=True)
+
+
+async def test_retry_of_a_job_without_parts_is_refused(source: Path, out: Path) -> None:
+    await run(Folder(out), source, FakeClient())
+    for name in ("manifest.json", *(part.name for part in parts(out))):
+        (out / name).unlink()
+    with pytest.raises(JobError, match=r"has no parts in .* to retry"):
+        await run(Folder(out), source, FakeClient(), retry=True)
 
 
 async def test_changed_input_is_refused_at_the_start(source: Path, out: Path) -> None:

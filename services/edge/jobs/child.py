@@ -20,7 +20,8 @@ from typing import Any, Final, TextIO
 from shoal.bulk.engine import Job, create
 from shoal.bulk.failures import Busy, JobError
 from shoal.bulk.manifest import Manifest, load
-from shoal.bulk.places import place
+from shoal.bulk.matching import find_input
+from shoal.bulk.places import absolute, place
 from shoal.bulk.progress import Progress
 from shoal.bulk.spec import Limits, recipe_from
 from shoal.calls.retry import RetryPolicy
@@ -103,8 +104,9 @@ def _manifest(order: dict[str, Any]) -> Manifest:
     roots, source, limits = order["roots"], order["input"], Limits(**order["limits"])
     check_location(source, roots, "input")
     check_location(order["output"], roots, "output")
+    # All files that the input matches: the job may later adopt another manifest that names them.
+    check_files((file.uri for file in find_input(absolute(source)).files), roots)
     manifest = create(place(order["output"]), source, recipe_from(order["recipe"]), limits)
-    check_files((file.uri for file in manifest.input.files), roots)
     size, most = manifest.input.size, order["input_bytes"]
     if size > most:
         raise JobError(

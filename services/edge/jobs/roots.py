@@ -66,8 +66,11 @@ def check_files(uris: Iterable[str], roots: Sequence[str]) -> None:
     """
     resolved = _resolved(roots)
     for path in filter(None, map(local_path, uris)):
-        target = path.resolve()
-        if not any(root in target.parents for root in resolved):
+        try:
+            parents = path.resolve().parents
+        except (OSError, RuntimeError):
+            parents = ()
+        if not any(root in parents for root in resolved):
             raise JobError(f"{path} is not a file below {', '.join(roots)}: is it a link?")
 
 
@@ -84,7 +87,10 @@ def _is_below(uri: str, root: str) -> bool:
     if path is None or base is None:
         root = root.rstrip("/")
         return (path is None) == (base is None) and (uri == root or uri.startswith(f"{root}/"))
-    target, allowed = path.resolve(), base.resolve()
+    try:
+        target, allowed = path.resolve(), base.resolve()
+    except (OSError, RuntimeError):  # Links that lead in a circle.
+        return False
     return target == allowed or allowed in target.parents
 
 

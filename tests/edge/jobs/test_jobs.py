@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from shoal.bulk.manifest import load
-from shoal.bulk.places import Folder
+from shoal.bulk.manifest import Manifest, load
+from shoal.bulk.places import LOCK, Folder, place, read_file_version
+from shoal.bulk.spec import InputVersion, Limits, recipe_from
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput
@@ -286,3 +287,42 @@ def _scrape(address: str) -> dict[tuple[str, str], float]:
         for sample in family.samples
         if sample.name.startswith("shoal_http_job") and "model" in sample.labels
     }
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+async def test_manifest_of_a_client_names_no_files_beyond_its_input(
+    files: Files, tmp_path: Path, is_folder: bool
+) -> None:
+    """A client that may write to the output may also write a manifest there."""
+    secret = write_lines(tmp_path / "secret.jsonl", [{"text": "secret", "id": "d0"}])
+    (files.root / "folder").mkdir()
+    inside = write_lines(files.root / "folder" / "in.jsonl", [{"text": "mine", "id": "d1"}])
+    source = str(inside.parent if is_folder else inside)
+    for uri in (f"file://{secret}", f"local://{secret}", str(secret)):
+        (out := files.root / uri.partition(":")[0].strip("/").replace("/", "-")).mkdir()
+        recipe = recipe_from(files.request()["recipe"])
+        named = InputVersion(source, 1, "tag", (replace(read_file_version(uri), uri=uri),))
+        Manifest("0" * 12, recipe, named, Limits()).save(place(str(out)))
+        async with edge(script := Script(encode=encode), **files.settings) as http:
+            body = files.request(input=source, output=str(out))
+            found = await wait_for(http, await submit(http, body))
+        assert (found["status"], script.requests) == ("failed", [])
+        assert not list(out.glob("part-*"))
+
+
+async def test_lock_that_is_a_link_leaves_its_target_alone(files: Files, tmp_path: Path) -> None:
+    (victim := tmp_path / "victim").write_text("content")
+    files.write(3)
+    (files.root / "out").mkdir()
+    (files.root / "out" / LOCK).symlink_to(victim)
+    async with edge(Script(encode=encode), **files.settings) as http:
+        found = await wait_for(http, await submit(http, files.request()))
+    assert (found["status"], victim.read_text()) == ("failed", "content")
+
+
+async def test_links_in_a_circle_are_refused(files: Files) -> None:
+    (files.root / "one").symlink_to(files.root / "two")
+    (files.root / "two").symlink_to(files.root / "one")
+    async with edge(Script(encode=encode), **files.settings) as http:
+        reply = await send(http, files.request(input=str(files.root / "one" / "in.jsonl")))
+    assert reply.status == 400

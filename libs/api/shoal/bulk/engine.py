@@ -214,6 +214,8 @@ class Job:
             raise JobError(f"the job {manifest.job} is {manifest.state}")
         if (change := changed_file(manifest.input)) is not None:
             raise _input_changed(*change)
+        if retry and not manifest.parts:
+            raise JobError(f"the job {manifest.job} has no parts in {self._place.uri} to retry")
         replaced = manifest.adopt(self._place, self._adopted)
         self._writer = PartWriter(manifest.recipe, manifest.schema)
         self._meter = CostMeter(

@@ -218,8 +218,12 @@ def _from_json(values: Mapping[str, Any]) -> Manifest:
         progress=values["progress"],
         cost=values["cost"],
     )
-    for part in values["parts"]:
-        found.add(Part(**part))
+    for saved in values["parts"]:
+        part = Part(**saved)
+        match = _PART.fullmatch(part.name)
+        if match is None or int(match[1]) != part.chunk:
+            raise ValueError(f"{part.name[:100]!r} is not the name of part {part.chunk}")
+        found.add(part)
     found.tokens = values["counts"]["tokens"]
     found.truncated = values["counts"]["truncated_rows"]
     return found

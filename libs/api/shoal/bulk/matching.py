@@ -131,9 +131,11 @@ def _digest(files: list[InputFile]) -> str:
 def changed_file(then: InputVersion) -> tuple[InputFile, InputFile | None] | None:
     """Return the first file of an input that has changed or is gone, and its state now; None if
     none has. Files that were added since do not count. Raises JobError.
+
+    Files that the input does not match are gone, so that a manifest cannot name any others.
     """
-    if len(then.files) == 1:
-        now = {then.files[0].uri: read_file_version(then.files[0].uri)}
+    if [file.uri for file in then.files] == [then.uri]:
+        now = {then.uri: read_file_version(then.uri)}
     else:
         now = {file.uri: file for file in _files(then.uri)}
     changed = (file for file in then.files if now.get(file.uri) != file)

@@ -110,7 +110,9 @@ class Folder:
     def locked(self) -> Iterator[None]:
         with self._named(self.path / LOCK):
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / LOCK).open("wb")
+            # A link here may be to a file that its author may not write.
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            file = os.fdopen(os.open(self.path / LOCK, flags, 0o666), "r+b")
         with file:
             try:
                 _lock_within(file, _LOCK_SECONDS)
