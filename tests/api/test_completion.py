@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,7 +93,14 @@ def test_commands_of_the_services_complete_local_models(
 
 
 @pytest.mark.parametrize(
-    "broken", [{}, {"SHOAL_TOKEN_FILE": "/nowhere"}, {"SHOAL_TLS_CA": "/nowhere"}]
+    "broken",
+    [
+        {},
+        {"SHOAL_TOKEN_FILE": "/nowhere"},
+        {"SHOAL_TLS_CA": "/nowhere"},
+        {"SHOAL_TLS_CA": sys.executable},  # not a certificate
+        {"SHOAL_ADDRESS": "[::half"},
+    ],
 )
 def test_failures_are_silent(
     complete: Complete,
@@ -105,9 +113,10 @@ def test_failures_are_silent(
     monkeypatch.setattr(model_names, "COMPLETION_SECONDS", 0.1)
     router.gate.clear()  # No call is answered.
     for address in (nobody, router.address):
-        assert complete("shoal encode ", SHOAL_ADDRESS=address, **broken) == (LOCAL, "")
+        settings = {"SHOAL_ADDRESS": address, **broken}
+        assert complete("shoal encode ", **settings) == (LOCAL, "")
         nothing = dict.fromkeys(folders, "/nowhere")
-        assert complete("shoal encode ", SHOAL_ADDRESS=address, **nothing | broken) == (set(), "")
+        assert complete("shoal encode ", **settings | nothing) == (set(), "")
     router.gate.set()
 
 

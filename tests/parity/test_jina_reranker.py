@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Hints, Overrides
-from libs.errors import ModelBroken, TaskNotSupported
+from libs.errors import InputTooLong, ModelBroken, TaskNotSupported
 from libs.models import PackedModel, load_model
 from libs.models.interface.results import ScoreResult
-from libs.models.interface.work import EncodeWork, Part, ScoreWork
+from libs.models.interface.work import EncodeWork, Part, ScoreWork, Truncation
 from tests.parity.vlm_models import draw, opened, pages, small
 
 # transformers and its dependencies emit deprecation warnings.
@@ -152,6 +152,15 @@ def test_only_the_document_of_a_long_pair_is_cut(reference: Reference, model: Pa
     [found] = scores(model, QUERY, [document(fitting + 50)], scale="logit")
     assert found == pytest.approx(reference.logit(QUERY, document(fitting)), abs=1e-4)
     assert abs(found - reference.logit("", document(fitting))) > 1e-2
+
+
+@pytest.mark.parametrize("truncation", ["end", "start", "none"])
+def test_query_that_leaves_no_room_for_a_document_is_refused(
+    model: PackedModel, truncation: Truncation
+) -> None:
+    for words in (model.card.max_tokens, 5 * model.card.max_tokens):
+        with pytest.raises(InputTooLong, match=r"^query\.text has more than .* without a document"):
+            scores(model, "a " * words, TEXTS, truncation=truncation)
 
 
 def test_card_scores_pairs_of_texts_and_images(directory: Path, model: PackedModel) -> None:

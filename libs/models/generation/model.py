@@ -146,7 +146,9 @@ class GenerativeModel:
             self._arena.stow()
             self._arena.bring()
         weights = language_model.bytes if self._arena is None else self._arena.bytes
-        pools = self.pages * language_model.page_bytes + self.slots * language_model.state_bytes
+        # A forward holds the new states of all its rows until it has succeeded.
+        states = 2 * self.slots * language_model.state_bytes
+        pools = self.pages * language_model.page_bytes + states
         self.bytes = max(weights + pools, card.memory_bytes)
         # State of the device thread.
         self._loop: DecodeLoop | None = None

@@ -291,7 +291,7 @@ def _filled(holder: H, path: str, piece: Item) -> H:
         kinds = "a str, or an image: a Path, the bytes of a file, a PIL.Image or a uint8 array"
         found = f"a {type(piece).__name__}"
         if _is_missing(piece):
-            found = f"{piece!r}, a missing value"
+            found = f"{piece!s}, a missing value"
         raise InvalidInput(f"{path} is {found}; it must be {kinds}", field=path)
     try:
         holder.text = piece

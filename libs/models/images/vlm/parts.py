@@ -307,6 +307,10 @@ class PartsInput:
         parts, frame = [*document, *after], TextFrame(pair.document)
         if len(texts) == len(query):
             parts, frame = [*document], TextFrame(pair.document, pair.query + "".join(texts))
+            ((ids, is_whole),) = self.text.encode_plain([frame.after], "end", check_cancelled)
+            if not is_whole or self._count(frame.before) + len(ids) >= self._limit:
+                where = query[0].field if query else field
+                raise too_long(where, self._limit, self._limit, "without a document", more=True)
         prompts = replace(self.prompts, images=frame, texts=frame, queries=frame)
         return replace(self, prompts=prompts).encode_parts(
             parts or [Part(pair.nothing, field)],

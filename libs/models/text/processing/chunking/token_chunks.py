@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
 from libs.models.interface.work import Span
 from libs.models.text.tokenising.whole import WholeText
+
+_GROWTH_DIVISOR: Final = 4
+"""Tokens in which no chunk ends are searched again when they have grown by this part."""
 
 Borders = tuple[tuple[NDArray[np.bool_], bool], ...]
 """Whether a text may be divided before each token, and whether only in a chunk's second half: after
@@ -37,13 +42,17 @@ class TokenDivider:
 
     def __init__(self, most: int, overlap: int = 0, *, whole_words: bool = False) -> None:
         self._most, self._overlap, self._whole_words = most, overlap, whole_words
-        # State: the tokens from the next chunk's first one on, how many of them the previous chunk
-        # has, and whether no chunk has begun.
+        # State: the tokens from the next chunk's first one on, those of later parts, how many there
+        # are of both, how many of them the previous chunk has, whether no chunk has begun, and the
+        # number of tokens in which no end of a chunk was found.
         self._starts: NDArray[np.int64] = np.zeros(0, np.int64)
         self._ends: NDArray[np.int64] = np.zeros(0, np.int64)
         self._word_starts: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._parts: list[WholeText] = []
+        self._count = 0
         self._repeated = 0
         self._is_first = True
+        self._tried = 0
 
     def add(self, text: str, part: WholeText) -> list[Span]:
         """Add the next tokens, and return the chunks that later ones do not change.
@@ -51,9 +60,12 @@ class TokenDivider:
         Args:
             text: The text, as far as it was read.
         """
-        self._starts = np.concatenate((self._starts, part.starts))
-        self._ends = np.concatenate((self._ends, part.ends))
-        self._word_starts = np.concatenate((self._word_starts, part.word_starts))
+        self._parts.append(part)
+        self._count += len(part.starts)
+        # A long run of white space has no end of a chunk: it is searched again only after it has
+        # grown by a share of itself, so that the time stays proportional to the text.
+        if self._count <= max(self._most, self._tried + self._tried // _GROWTH_DIVISOR):
+            return []
         return self._divide(text, is_whole=False)
 
     def finish(self, text: str) -> list[Span]:
@@ -61,9 +73,13 @@ class TokenDivider:
         return self._divide(text, is_whole=True)
 
     def _divide(self, text: str, *, is_whole: bool) -> list[Span]:
-        count = len(self._starts)
-        if not is_whole and count <= self._most:
-            return []
+        kept = (self._starts, self._ends, self._word_starts)
+        added = [(part.starts, part.ends, part.word_starts) for part in self._parts]
+        self._starts, self._ends, self._word_starts = map(
+            np.concatenate, zip(kept, *added, strict=True)
+        )
+        self._parts.clear()
+        count = self._count
         begins = self._borders(text)
         ends = (
             (*begins[:-1], (_any(begins[:-1]), False), begins[-1]) if self._whole_words else begins
@@ -92,6 +108,8 @@ class TokenDivider:
         self._repeated = end - begin
         self._starts, self._ends = self._starts[begin:], self._ends[begin:]
         self._word_starts = self._word_starts[begin:]
+        self._count = count - begin
+        self._tried = 0 if begin else count
         return found
 
     def _borders(self, text: str) -> Borders:
