@@ -115,11 +115,19 @@ def test_lint_finds_nothing(file: str) -> None:
         ),
         (
             {"edge": {**ON, "batches": {"url": "s3://bucket/a"}}},
-            "edge.batches: url and serviceAccountAnnotations are those of type bucket",
+            "edge.batches: url is that of type bucket",
+        ),
+        (
+            {"edge": {**ON, "batches": {"serviceAccountAnnotations": {"a": "b"}}}},
+            "edge.batches: serviceAccountAnnotations are those of type bucket",
         ),
         (
             {"edge": {**ON, "jobs": {"roots": ["s3://bucket/jobs"]}}},
             "edge.jobs: jobs are recorded in the storage of batches",
+        ),
+        (
+            {"edge": {**ON, "batches": {"type": "claim"}, "jobs": {"roots": ["/data/jobs"]}}},
+            "edge.jobs.roots: edges mount no volume for jobs, so /data/jobs would not exist",
         ),
         ({"redis": {"resources": {"memory": "2 GB"}}}, r"redis.resources.memory\W"),
     ],
@@ -276,6 +284,20 @@ def test_where_redis_is_may_be_a_secret() -> None:
         assert variables["SHOAL_REDIS_URL"] == {"secretKeyRef": {"name": "where", "key": role}}
         assert variables["SHOAL_REDIS_CA"] == "/etc/shoal/tls/ca.crt"
     assert [one for one in objects if one["metadata"]["name"].startswith("redis")] == []
+
+
+def test_jobs_reach_buckets_if_batches_do_not() -> None:
+    batches = {"serviceAccountAnnotations": {"eks.amazonaws.com/role-arn": "arn:jobs"}}
+    jobs = {"roots": ["s3://bucket/jobs/{tenant}"]}
+
+    def egress(edge: Values) -> list[Object]:
+        objects = template({"networkPolicy": ON, "edge": {**ON, **edge}})
+        found: list[Object] = named(objects, "NetworkPolicy", "edge")["spec"]["egress"]
+        return found
+
+    bucket = {"type": "bucket", "url": "s3://bucket/batches"}
+    found = egress({"batches": {"type": "claim", **batches}, "jobs": jobs})
+    assert found == egress({"batches": bucket}) != egress({"batches": {"type": "claim"}})
 
 
 def test_certificates_may_be_external() -> None:

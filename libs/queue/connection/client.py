@@ -64,7 +64,7 @@ def connect(
 ) -> Redis:
     """Return a client for `url`: redis://, rediss://, unix://, redis+sentinel:// and
     rediss+sentinel:// for the master that Sentinels name, or redis+cluster:// and rediss+cluster://
-    for the keys of `{fleet}` (`cluster.client_of` returns clients for other keys).
+    for the keys of `{fleet}` (`cluster.client_for_key` returns clients for other keys).
 
     It connects on first use, and again after every loss. A connection that does not answer within 5
     s is dropped. Retrying a command is safe: all scripts may run twice. Raises InvalidInput for an

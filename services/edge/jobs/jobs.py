@@ -170,7 +170,8 @@ class Jobs:
         with storage_errors():
             async with self._context.creating_batch(caller.store.key):
                 await self._check_quota(store, record)
-                await self._context.io(store.activate, record)
+                await self._check_records(store)
+                await self._context.io(store.create, record)
         self._manager.wake()
         return json_answer(record.to_client())
 
@@ -196,13 +197,17 @@ class Jobs:
         with storage_errors():
             caller, record = await self._find(request)
             store = self._store(caller)
-            if record.status in FINAL:
-                raise HttpError("CONFLICT", f"the job is {record.status} already")
-            if record.is_ended:  # No edge runs it.
-                record.status, record.ended_at = "cancelled", int(time.time())
-                await self._context.io(store.save, record)
-            else:
-                await self._request(store, record, CANCEL)
+            async with self._context.creating_batch(store.key):
+                # This is read first, because an edge that ends the job saves it first.
+                is_active = await self._context.io(store.is_active, record.id)
+                record = await self._record(store, record.id)
+                if record.status in FINAL:
+                    raise HttpError("CONFLICT", f"the job is {record.status} already")
+                if record.is_ended or not is_active:  # No edge runs it.
+                    record.status, record.ended_at = "cancelled", int(time.time())
+                    await self._context.io(store.save, record)
+                else:
+                    await self._request(store, record, CANCEL)
         return json_answer(record.to_client())
 
     async def pause(self, request: ServedRequest) -> Answer:
@@ -230,17 +235,19 @@ class Jobs:
             store = self._store(caller)
             body = await _body(request)
             wanted = read(JobResume, Received(body, Names({}))) if body.strip() else JobResume()
-            if await self._context.io(store.is_active, record.id):
-                state = "is stopping" if record.is_ended else "waits or runs"
-                raise HttpError("CONFLICT", f"the job {state}: try again once it has stopped")
-            if retry != (record.status == "completed") or record.status == "cancelled":
-                needed = "a completed job" if retry else "a job that stopped before its end"
-                raise HttpError("CONFLICT", f"the job is {record.status}; this needs {needed}")
-            record.limits = self._limits(Limits(**record.limits), wanted.limits)
-            record.status, record.error, record.ended_at = "queued", "", 0
-            record.retry = record.retry or retry
-            record.tenant, record.needs_token = caller.tenant, caller.needs_token
             async with self._context.creating_batch(store.key):
+                is_active = await self._context.io(store.is_active, record.id)
+                record = await self._record(store, record.id)
+                if is_active:
+                    state = "is stopping" if record.is_ended else "waits or runs"
+                    raise HttpError("CONFLICT", f"the job {state}: try again once it has stopped")
+                if retry != (record.status == "completed") or record.status == "cancelled":
+                    needed = "a completed job" if retry else "a job that stopped before its end"
+                    raise HttpError("CONFLICT", f"the job is {record.status}; this needs {needed}")
+                record.limits = self._limits(Limits(**record.limits), wanted.limits)
+                record.status, record.error, record.ended_at = "queued", "", 0
+                record.retry = record.retry or retry
+                record.tenant, record.needs_token = caller.tenant, caller.needs_token
                 await self._check_quota(store, record)
                 for name in (CANCEL, PAUSE):
                     await self._context.io(store.requests(record.id).delete, name)
@@ -253,12 +260,16 @@ class Jobs:
 
     async def _find(self, request: ServedRequest) -> tuple[Caller, JobRecord]:
         caller = await self._context.caller(request)
-        record = await self._context.io(self._store(caller).job, request.parameter)
-        if record is None:
-            raise missing("Job", request.parameter)
+        record = await self._record(self._store(caller), request.parameter)
         if not record.is_ended:
             self._manager.wake()  # This request may have brought the token that the job needs.
         return caller, record
+
+    async def _record(self, store: JobStore, identity: str) -> JobRecord:
+        record = await self._context.io(store.job, identity)
+        if record is None:
+            raise missing("Job", identity)
+        return record
 
     async def _request(self, store: JobStore, record: JobRecord, name: str) -> None:
         """Leave a request for the edge that runs a job."""
@@ -269,7 +280,7 @@ class Jobs:
         self._manager.wake()  # To stop a job that waits.
 
     async def _check_quota(self, store: JobStore, record: JobRecord) -> None:
-        """Check that a tenant may have another job. Raises HttpError."""
+        """Check that a job of a tenant may wait or run. Raises HttpError."""
         active = await self._context.io(store.active_ids)
         if len(active) >= self._settings.tenant_jobs:
             raise HttpError(
@@ -277,15 +288,25 @@ class Jobs:
                 f"{len(active):,} jobs of this tenant wait or run, and at most "
                 f"{self._settings.tenant_jobs:,} may: wait, or cancel some",
             )
-        ids = await self._context.io(store.ids)
-        if len(ids) >= MAX_RECORDS:
-            raise HttpError("JOB_QUOTA_EXCEEDED", f"this tenant has {MAX_RECORDS:,} jobs")
         others = await self._context.io(lambda: list(store.jobs(active)))
         for other in others:
             if _is_same(other.output, record.output) and other.id != record.id:
                 raise HttpError(
                     "CONFLICT", f"the job {other.id} writes to {record.output}: choose another"
                 )
+
+    async def _check_records(self, store: JobStore) -> None:
+        """Check that a tenant may have another job. At the limit, its oldest ones that cannot be
+        resumed are deleted, because no request deletes a job. Raises HttpError.
+        """
+        if len(await self._context.io(store.ids)) < MAX_RECORDS:
+            return
+        await self._context.io(store.forget, max(1, MAX_RECORDS // 100))
+        if len(await self._context.io(store.ids)) >= MAX_RECORDS:
+            raise HttpError(
+                "JOB_QUOTA_EXCEEDED",
+                f"this tenant has {MAX_RECORDS:,} jobs that run or may be resumed: cancel some",
+            )
 
     def _limits(self, before: Limits, wanted: JobLimits) -> dict[str, Any]:
         """Return the limits of a job. Raises HttpError."""

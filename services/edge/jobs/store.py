@@ -10,6 +10,7 @@ StorageError.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -18,7 +19,7 @@ from shoal.bulk.places import Place
 
 from services.edge.batches.runner import CANCEL
 from services.edge.batches.store import RECORDS, Store
-from services.edge.jobs.objects import JOB_ID, JobRecord
+from services.edge.jobs.objects import FINAL, JOB_ID, JobRecord
 
 PAUSE: Final = "pause.json"
 _JSON: Final = ".json"
@@ -64,16 +65,30 @@ class JobStore:
         """Return whether edges find a job."""
         return self._store.active().read(self._marker(identity)) is not None
 
+    def create(self, record: JobRecord) -> None:
+        """Save a new job. Edges find it by its name in `active`, which is written first."""
+        self._store.active().create(self._marker(record.id), b"{}")
+        self._write(record)
+
     def activate(self, record: JobRecord) -> None:
-        """Save a job, and let edges find it by its name in `active`."""
-        self.save(record)
+        """Save a job that runs again. Its name in `active` is written last, because edges remove
+        that of an ended one.
+        """
+        self._write(record)
         self._store.active().create(self._marker(record.id), b"{}")
 
     def deactivate(self, identity: str) -> None:
         self._store.active().delete(self._marker(identity))
 
     def save(self, record: JobRecord) -> None:
-        self._records().replace(record.id + _JSON, msgspec.json.encode(record))
+        """Replace the record of a job. Progress does not replace an end, which another edge has
+        written while this one was frozen.
+        """
+        if not record.is_ended:
+            saved = self.job(record.id)
+            if saved is not None and saved.is_ended:
+                return
+        self._write(record)
 
     def requests(self, identity: str) -> Place:
         """Return the folder of requests to a job."""
@@ -88,11 +103,20 @@ class JobStore:
         self._store.remove_folder(self.key, identity)
         self._records().delete(identity + _JSON)
 
+    def forget(self, count: int) -> None:
+        """Delete the oldest jobs that cannot be resumed, at most `count`. Their output stays."""
+        final = (record for record in self.jobs(self.ids()) if record.status in FINAL)
+        for record in islice(final, count):
+            self.delete(record.id)
+
     def delete_expired(self, now: float, seconds: float) -> None:
         """Delete the records of jobs that stopped long ago. Their output stays."""
         for record in self.jobs(self.ids()):
             if record.is_ended and record.ended_at + seconds <= now:
                 self.delete(record.id)
+
+    def _write(self, record: JobRecord) -> None:
+        self._records().replace(record.id + _JSON, msgspec.json.encode(record))
 
     def _marker(self, identity: str) -> str:
         return f"{self.key}.{identity}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import pytest
 from shoal.cli import main
@@ -68,3 +70,48 @@ async def test_submit_names_the_edge_that_does_not_answer(files: Files, run: Run
     assert (code, "no edge answers at http://127.0.0.1:9" in noted) == (1, True)
     code, _, noted = await run(None, "submit", "encode", MODEL, *job, "--edge", "file:///etc")
     assert (code, "it must be a URL of http or https" in noted) == (2, True)
+
+
+async def test_token_is_not_sent_unencrypted_to_another_machine(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_TOKEN", "secret")
+    for host in ("edge.invalid:8080", "localhost@edge.invalid", "unix:80"):
+        code, _, noted = await run(None, "list", "--submitted", "--edge", f"http://{host}")
+        assert (code, "would be sent unencrypted" in noted) == (1, True), noted
+    for url in ("http://127.0.0.1:9", "http://[::1]:9", "https://localhost:9"):
+        code, _, noted = await run(None, "list", "--submitted", "--edge", url)
+        assert (code, f"no edge answers at {url}" in noted) == (1, True), noted
+    monkeypatch.setenv("SHOAL_TOKEN_WITHOUT_TLS", "maybe")
+    code, _, noted = await run(None, "list", "--submitted", "--edge", "http://edge.invalid")
+    assert (code, "SHOAL_TOKEN_WITHOUT_TLS must be 1 or 0" in noted) == (1, True)
+    monkeypatch.setenv("SHOAL_TOKEN_WITHOUT_TLS", "1")
+    url = "http://[::ffff:127.0.0.1]:9"  # It is unusual enough to count as another machine.
+    code, _, noted = await run(None, "list", "--submitted", "--edge", url)
+    assert (code, "no edge answers" in noted) == (1, True)
+
+
+async def test_token_does_not_follow_redirects(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_TOKEN", "secret")
+    paths = []
+
+    class Redirecting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_response(302)
+            self.send_header("location", f"http://localhost:{port}/other")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        port = server.server_port
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{port}"
+        code, _, noted = await run(None, "list", "--submitted", "--edge", url)
+        server.shutdown()
+        thread.join()
+    assert (code, f"{url} redirects to http://localhost:{port}, and" in noted) == (1, True), noted
+    assert len(paths) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import ssl
 from dataclasses import asdict, dataclass
@@ -10,7 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from urllib.parse import urljoin, urlsplit
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 import typer
 from rich.text import Text
@@ -21,7 +23,8 @@ from shoal.cli.bulk.arguments import JobFiles, JobLimits
 from shoal.cli.bulk.running import cost_line, format_time, rows_of_total
 from shoal.cli.console import emit, facts, note, show, table
 from shoal.cli.failures import InputError
-from shoal.transport.trust import TokenFile
+from shoal.transport.addresses import is_local
+from shoal.transport.trust import TokenFile, flag
 
 PANEL: Final = "Edge"
 DEFAULT_EDGE: Final = "http://127.0.0.1:8080"
@@ -75,19 +78,25 @@ class EdgeAccess:
         """Return the answer of the edge. Raises InputError."""
         if not self.edge.startswith(("http://", "https://")):
             raise typer.BadParameter(f"--edge is {self.edge!r}; it must be a URL of http or https")
+        try:
+            headers = self._headers()
+        except ValueError as error:
+            raise InputError(str(error)) from None
         context = None
         if self.edge.startswith("https://"):
             context = ssl.create_default_context(cafile=self.edge_ca)
         data = None if body is None else json.dumps(body).encode()
         url = f"{self.edge.rstrip('/')}/v1/jobs{path}"
         # The scheme was checked, so that no file is read.
-        request = Request(url, data, self._headers(), method=method)  # noqa: S310
+        request = Request(url, data, headers, method=method)  # noqa: S310
         try:
-            with urlopen(request, timeout=_SECONDS, context=context) as answer:  # noqa: S310
+            opener = build_opener(_NoRedirects, HTTPSHandler(context=context))
+            with opener.open(request, timeout=_SECONDS) as answer:
                 found: dict[str, Any] = json.load(answer)
                 return found
         except HTTPError as error:
-            raise InputError(_message(error)) from None
+            with error:
+                raise InputError(_message(error, self.edge)) from None
         except URLError as error:
             raise InputError(
                 f"no edge answers at {self.edge}: {error.reason}. `shoal up` starts one; --edge or "
@@ -102,10 +111,31 @@ class EdgeAccess:
         if not token and self.edge_token_file:
             token = TokenFile(self.edge_token_file)()
         if token:
+            if not self._is_private():
+                raise InputError(
+                    f"the token would be sent unencrypted to {self.edge}: use https, or set "
+                    "SHOAL_TOKEN_WITHOUT_TLS=1 if something else protects the network"
+                )
             headers["authorization"] = f"Bearer {token}"
         if self.edge_tenant:
             headers["x-shoal-tenant"] = self.edge_tenant
         return headers
+
+    def _is_private(self) -> bool:
+        """Return whether a token may be sent to the edge."""
+        host = urlsplit(self.edge).hostname or ""
+        return (
+            self.edge.startswith("https://")
+            or is_local(f"[{host}]" if ":" in host else host)
+            or flag(os.environ, "SHOAL_TOKEN_WITHOUT_TLS")
+        )
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Follows no redirects, because the token would be sent to their targets."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
 
 
 def is_submitted(output: str) -> bool:
@@ -214,10 +244,17 @@ def _advice(job: dict[str, Any]) -> str:
     return f"shoal job results {job['id']}" if job["status"] == "completed" else ""
 
 
-def _message(error: HTTPError) -> str:
+def _message(error: HTTPError, edge: str) -> str:
     """Return the message of an answer that is an error."""
     try:
-        found = json.load(error)["error"]["message"]
+        if location := error.headers["location"]:
+            found = urlsplit(urljoin(edge, location))
+            target = f"{found.scheme}://{found.netloc.rpartition('@')[2]}"
+            return (
+                f"{edge} redirects to {target}, and no redirect is followed: name the edge itself "
+                "with --edge or SHOAL_EDGE"
+            )
+        message = json.load(error)["error"]["message"]
     except (ValueError, KeyError, TypeError, OSError):
         return f"the edge answered {error.code} {error.reason}"
-    return f"the edge refuses this: {found}"
+    return f"the edge refuses this: {message}"
