@@ -1,4 +1,4 @@
-"""The division of a text whose tokens arrive in parts: its cost, and the same chunks as at once."""
+"""Division of texts that arrive in parts: its cost, and equality with the division at once."""
 
 from __future__ import annotations
 
