@@ -97,7 +97,10 @@ def test_full_disk_behind_stdout_is_one_error(
     with open("/dev/full", "wb") as full:
         ran = subprocess.run(
             [sys.executable, "-m", "shoal", *arguments],
-            env=os.environ | {"SHOAL_ADDRESS": router.address, "PYTHONUNBUFFERED": unbuffered},
+            env=os.environ
+            | {"SHOAL_ADDRESS": router.address, "PYTHONUNBUFFERED": unbuffered}
+            # Otherwise the shell would be the one that runs the tests, such as make's.
+            | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
             cwd=tmp_path,
             stdout=full,
             stderr=subprocess.PIPE,

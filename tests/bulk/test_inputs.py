@@ -169,6 +169,42 @@ def test_file_that_is_no_table_is_refused(tmp_path: Path, content: str, words: s
         read(str(tmp_path / "in.csv"), recipe())
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_bytes_of_a_chunk_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(inputs, "MAX_CHUNK_BYTES", 100_000)
+    path, rows = tmp_path / f"in.{suffix}", [{"id": "a", "text": "x" * 15_000}] * 12
+    if suffix == "parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=5)
+    elif suffix == "jsonl":
+        write_lines(path, rows)
+    else:
+        path.write_text("id,text\n" + "".join(f"a,{row['text']}\n" for row in rows))
+    assert [len(chunk) for chunk in read(str(path), recipe(chunk_rows=6))] == [6, 6]
+    with pytest.raises(JobError, match=r"row \d of .* at most 100,000 .* fewer chunk_rows"):
+        read(str(path), recipe(chunk_rows=7))
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_small_file_of_large_texts_is_refused(tmp_path: Path, dictionary: bool) -> None:
+    texts = pyarrow.array(["x" * 200_000] * 1024)
+    texts = texts.dictionary_encode() if dictionary else texts
+    path = tmp_path / "in.parquet"
+    parquet.write_table(pyarrow.table({"text": texts}), path, compression="zstd")
+    assert path.stat().st_size < 20_000
+    with pytest.raises(JobError, match=r"row \d+ of .* fewer chunk_rows"):
+        read(str(path), Recipe("encode", "org/small"))
+
+
+def test_few_columns_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text(",".join(f"column{number}" for number in range(200_000)) + "\n")
+    with pytest.raises(JobError, match="column19 and 199,980 more") as caught:
+        open_source(find_input(str(path)), recipe())
+    assert len(str(caught.value)) < 2000
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
 def test_failed_reads_of_a_store_are_repeated_at_their_row(
     tmp_path: Path, store: type[FailingStore], monkeypatch: pytest.MonkeyPatch, suffix: str

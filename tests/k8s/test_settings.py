@@ -79,6 +79,7 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
             "SHOAL_JOBS_INPUT_BYTES",
             "SHOAL_JOBS_IN_FLIGHT",
             "SHOAL_JOBS_PRICES",
+            "SHOAL_JOBS_PROCESS_BYTES",
             "SHOAL_JOBS_TENANT_JOBS",
             "SHOAL_LONGEST_DEADLINE_SECONDS",
             "SHOAL_ROUTERS_NAME",

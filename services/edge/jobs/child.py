@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import sys
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from shoal.bulk.engine import Job, create
-from shoal.bulk.failures import Busy, JobError
+from shoal.bulk.failures import Busy, JobError, without_credentials
 from shoal.bulk.manifest import Manifest, load
 from shoal.bulk.matching import find_input
 from shoal.bulk.places import absolute, place
@@ -32,6 +34,8 @@ from shoal.transport.trust import Tls
 from services.edge.jobs.roots import check_files, check_location
 
 MAX_ORDER_BYTES: Final = 1 << 20
+MAX_ERROR_CHARACTERS: Final = 2000
+"""Characters of an error in the report, which is a line of limited length."""
 NICENESS: Final = 5
 """The edge also answers interactive requests, which are more urgent."""
 _JOB_REPORT_SECONDS: Final = 1.0
@@ -56,13 +60,15 @@ async def _main() -> None:
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     order = json.loads(await reader.readline())
+    most = order["process_bytes"]
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     _report(end=await _run(order, reader))
 
 
 async def _run(order: dict[str, Any], reader: asyncio.StreamReader) -> dict[str, Any]:
     """Run a job, and return its end."""
     state, error, reason, token = "failed", "", "", [str(order["token"])]
-    found = None
+    manifest = found = None
     try:
         client = AsyncClient(
             order["routers"],
@@ -94,8 +100,19 @@ async def _run(order: dict[str, Any], reader: asyncio.StreamReader) -> dict[str,
         error = str(failure)
     except ImportError as failure:
         error = f"the edge needs the package of the store, or pyarrow: {failure}"
-    with suppress(JobError):
-        found = await asyncio.to_thread(lambda: load(place(order["output"])))
+    except MemoryError:
+        traceback.print_exc()
+        error = (
+            f"the process of the job needs more memory than {order['process_bytes']:,} bytes: "
+            "submit it again with fewer rows in a chunk"
+        )
+    except Exception as failure:
+        traceback.print_exc()
+        error = without_credentials(f"{type(failure).__name__}: {failure}")
+    if manifest is not None:  # Otherwise the output may be one that the client must not name.
+        with suppress(JobError):
+            found = await asyncio.to_thread(lambda: load(place(order["output"])))
+    error = error[:MAX_ERROR_CHARACTERS]
     return {"state": state, "error": error, "reason": reason, **_summary(found)}
 
 

@@ -40,6 +40,8 @@ class JobRecord(msgspec.Struct, kw_only=True):
         error: Why the job is in its state; empty if it has no reason.
         progress: Rates and estimates, as the manifest has them.
         cost: The cost by pool, of pools with a price.
+        faults: The number of times that its process was started without an orderly end or a further
+            row, with the present time: an edge that dies with the process cannot count it later.
     """
 
     id: str
@@ -63,6 +65,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
     cost: dict[str, float] = msgspec.field(default_factory=dict)
     embedding_id: str = ""
     revision: str = ""
+    faults: int = 0
 
     @property
     def is_ended(self) -> bool:

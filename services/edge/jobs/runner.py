@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
+from shoal.bulk.failures import StorageError
 from shoal.transport.trust import Tls
 from shoal.transport.wire import Metadata
 
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 MAX_FAULTS: Final = 3
 """Maximum number of consecutive faults of the process without a further row."""
 PROCESS_RESTART_SECONDS: Final = 1.0
+MAX_BUSY_SECONDS: Final = 30.0
+"""Maximum wait before another try while another process runs the job."""
 PROCESS_STOP_SECONDS: Final = 10.0
 """Maximum time of a process to end after its stdin is closed."""
 MAX_REPORT_BYTES: Final = 1 << 20
@@ -101,6 +104,7 @@ class JobRunner:
         self._metadata: Metadata | None = None
         self._is_changed = False
         self._saving = asyncio.Lock()
+        self._woken = asyncio.Event()
 
     def cancel(self, at: int) -> None:
         """Cancel the job, as a client requests."""
@@ -111,11 +115,13 @@ class JobRunner:
         if self._request not in (CANCEL, name):
             self._request = name
             self._write(request=_REQUESTS[name])
+            self._woken.set()
 
     def preempt(self) -> None:
         """Stop after the chunks in flight, so that other work is run."""
         self.is_preempted = True
         self._write(request="pause")
+        self._woken.set()
 
     async def run(self) -> None:
         """Run until the job stops, is preempted or waits for a token. Raises LeaseLost,
@@ -133,6 +139,12 @@ class JobRunner:
                     if task.done() and not self.record.is_ended:
                         await task
                 await work
+            except asyncio.CancelledError:
+                if self.process is not None:  # The edge stops it, which is no fault of the job.
+                    self.record.faults = max(0, self.record.faults - 1)
+                    with suppress(StorageError):
+                        await self._save()
+                raise
             finally:
                 for task in (work, *others):
                     task.cancel()
@@ -141,21 +153,31 @@ class JobRunner:
                 span.set_attribute("shoal.job.rows", self.record.counts.rows)
 
     async def _work(self) -> None:
-        faults, rows = 0, self.record.counts.rows
+        wait_seconds = PROCESS_RESTART_SECONDS
         while True:
             if request := await self._context.io(self._store.request, self.record.id):
                 self.request(request)
             metadata = await self._credential()
             if metadata is None:
-                await self._stop_without_process()
+                await self._stop_without_process("without a valid token")
                 return
             if self._request == CANCEL and not self.record.started_at:
                 await self._end("cancelled", {})
                 return
+            if (faults := self.record.faults) >= MAX_FAULTS:
+                error = (
+                    f"the process of the job ended {faults} times without a further row, "
+                    "perhaps for lack of memory: submit it again with fewer rows in a chunk"
+                )
+                await self._end("failed", {"error": error})
+                return
             ended = await self._run_process(metadata)
             reason = ended["reason"] if ended is not None else ""
+            if ended is not None:
+                self.record.faults = max(0, self.record.faults - 1)
             if reason == UNAUTHENTICATED and self.record.needs_token:
                 self._context.forget_credential(self.key, metadata)
+                await self._save()
                 return  # until a newer token arrives
             if ended is not None and reason != BUSY:
                 if self.is_preempted and not self._request and ended["state"] == "paused":
@@ -165,19 +187,19 @@ class JobRunner:
                     return
                 await self._end(ended["state"], ended)
                 return
-            if ended is None:
-                faults = 1 if self.record.counts.rows > rows else faults + 1
-                rows = self.record.counts.rows
-                if faults >= MAX_FAULTS:
-                    error = (
-                        f"the process of the job ended {faults} times without a further row, "
-                        "perhaps for lack of memory: submit it again with fewer rows in a chunk"
-                    )
-                    await self._end("failed", {"error": error})
-                    return
-            if self.is_preempted:
+            await self._save()
+            await self._wait(min(wait_seconds, self.record.expires_at - time.time()))
+            if reason == BUSY:
+                wait_seconds = min(2 * wait_seconds, MAX_BUSY_SECONDS)
+                await self._stop_without_process("while another process ran the job")
+            if self.is_preempted or self.record.is_ended:
                 return
-            await asyncio.sleep(PROCESS_RESTART_SECONDS)
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait for a time, or for a request."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._woken.wait()
 
     async def _credential(self) -> Metadata | None:
         record = self.record
@@ -185,19 +207,19 @@ class JobRunner:
             self.key, record.tenant, needs_token=record.needs_token
         )
 
-    async def _stop_without_process(self) -> None:
-        """End a job that a client stopped, or that expired, while it waits for a token."""
+    async def _stop_without_process(self, why: str) -> None:
+        """End a job that a client stopped, or that expired, while its process does not run."""
         if self._request:
             await self._end("cancelled" if self._request == CANCEL else "paused", {})
         elif self.record.expires_at <= time.time():
-            await self._end("expired", {"error": "the deadline passed without a valid token"})
+            await self._end("expired", {"error": f"the deadline passed {why}"})
 
     async def _run_process(self, metadata: Metadata) -> dict[str, Any] | None:
         """Run the process until its end, and return that; None if it ended by a fault."""
         record = self.record
-        if record.status != "running":
-            record.status, record.started_at = "running", record.started_at or int(time.time())
-            await self._save()
+        record.status, record.started_at = "running", record.started_at or int(time.time())
+        record.faults += 1  # An edge that dies with the process cannot count it later.
+        await self._save()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", CHILD),
             stdin=PIPE,
@@ -226,13 +248,16 @@ class JobRunner:
                 ended = report.get("end", ended)
                 if "counts" in report:
                     self._take(report)
-            status = await process.wait()
+            await process.wait()
+        except ValueError as error:  # The line is too long, or not JSON.
+            log.warning("unusable report", extra=fields({"job": record.id, "error": str(error)}))
         finally:
             self.process = None
             await _stop(process)
         if ended is None:
             log.warning(
-                "process of a job ended", extra=fields({"job": record.id, "status": status})
+                "process of a job ended",
+                extra=fields({"job": record.id, "status": process.returncode}),
             )
         return ended
 
@@ -249,6 +274,7 @@ class JobRunner:
             "retry": record.retry,
             "roots": roots_of(self._settings.roots, record.identified),
             "input_bytes": self._settings.input_bytes,
+            "process_bytes": self._settings.process_bytes,
         }
 
     def _write(self, **content: Any) -> None:
@@ -268,6 +294,8 @@ class JobRunner:
             # A retry may reduce the number of failed rows.
             metrics.HTTP_JOB_ROWS.labels("ok").inc(max(0, done))
             metrics.HTTP_JOB_ROWS.labels("failed").inc(max(0, failed))
+            if record.counts.rows > before.rows:
+                record.faults = min(record.faults, 1)
         record.progress = report.get("progress", {})
         record.cost = report.get("cost", record.cost)
         record.embedding_id = report.get("embedding_id", record.embedding_id)
@@ -279,7 +307,7 @@ class JobRunner:
         self._take({**ended, "progress": {}})
         record = self.record
         record.status, record.error = status, str(ended.get("error", ""))
-        record.ended_at = int(time.time())
+        record.ended_at, record.faults = int(time.time()), 0
         await self._save()
         metrics.HTTP_JOBS_ENDED.labels(status).inc()
         await self._context.io(self._store.deactivate, record.id)

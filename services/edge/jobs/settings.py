@@ -61,6 +61,14 @@ class JobSettings:
         setting.at_least(1),
         "The maximum size of the input of a submitted job, as it is stored.",
     )
+    process_bytes: int = setting.integer(
+        "SHOAL_JOBS_PROCESS_BYTES",
+        3 << 29,
+        "bytes",
+        setting.at_least(1 << 28),
+        "The maximum memory (RLIMIT_DATA) of the process of a submitted job, of which an edge has "
+        "up to four. A job that needs more fails.",
+    )
     in_flight: int = setting.integer(
         "SHOAL_JOBS_IN_FLIGHT",
         8,

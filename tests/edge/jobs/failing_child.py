@@ -1,8 +1,29 @@
-"""A process of a job that reads its order and fails."""
+"""A process of a job that fails in the way that TEST_CHILD names."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from typing import Any
 
-sys.stdin.readline()
-sys.exit(3)
+from services.edge.jobs import child
+
+
+def _broken(order: dict[str, Any]) -> Any:
+    raise ValueError("no such thing " * 1000)
+
+
+way = os.environ.get("TEST_CHILD", "")
+if way == "broken":
+    child._manifest = _broken
+    child.main()
+else:
+    sys.stdin.readline()
+    if way == "waits":
+        sys.stdin.read()
+    elif way == "busy":
+        print(json.dumps({"end": {"state": "failed", "error": "busy", "reason": "BUSY"}}))
+    elif way == "long":
+        print(json.dumps({"end": {"state": "failed", "error": "x" * (2 << 20), "reason": ""}}))
+sys.exit(0 if way == "busy" else 3)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import threading
+import time
 from asyncio.subprocess import PIPE
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 from shoal.bulk.manifest import load
 from shoal.bulk.places import Folder
 
@@ -24,7 +30,7 @@ from services.edge.jobs.runner import JobRunner
 from services.edge.jobs.store import JobStore
 from tests.bulk.jobs import recipe
 from tests.edge.batches.parts import serving_edge
-from tests.edge.jobs.parts import Files, encode, submit, wait_for
+from tests.edge.jobs.parts import Files, act, encode, submit, wait_for
 from tests.edge.parts import Script, edge, routing
 from tests.router.parts import until
 
@@ -70,15 +76,98 @@ async def test_killed_processes_of_a_job_are_replaced(files: Files, made: list[J
     assert files.ids() == [f"d{number}" for number in range(ROWS)]
 
 
-async def test_job_of_a_process_that_always_fails_ends(
-    files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def fail(files: Files, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that makes processes of jobs fail in a way of `failing_child`."""
     files.write(10)
     monkeypatch.setattr(runners, "CHILD", "tests.edge.jobs.failing_child")
     monkeypatch.setattr(runners, "PROCESS_RESTART_SECONDS", 0.01)
+    return lambda way: monkeypatch.setenv("TEST_CHILD", way)
+
+
+@pytest.mark.parametrize("way", ["ends", "long"])
+async def test_job_of_a_process_that_always_fails_ends(
+    files: Files, fail: Callable[[str], None], way: str
+) -> None:
+    """A report beyond the limit of a line counts, too."""
+    fail(way)
     async with edge(Script(encode=encode), **files.settings) as http:
         found = await wait_for(http, await submit(http, files.request()))
     assert (found["status"], "ended 3 times" in found["error"]) == ("failed", True)
+
+
+async def test_unexpected_error_is_reported_in_short(
+    files: Files, fail: Callable[[str], None]
+) -> None:
+    fail("broken")
+    async with edge(Script(encode=encode), **files.settings) as http:
+        found = await wait_for(http, await submit(http, files.request()))
+    assert (found["status"], found["error"][:26]) == ("failed", "ValueError: no such thing ")
+    assert len(found["error"]) == 2000
+
+
+async def test_long_error_ends_the_job(files: Files) -> None:
+    """The type of the column fills more than a line of the report."""
+    fields = {f"{'f' * 80}{number}": [1] for number in range(15_000)}
+    row = pyarrow.table(fields).to_struct_array()
+    parquet.write_table(pyarrow.table({"text": row, "id": [1]}), files.root / "in.parquet")
+    async with edge(Script(encode=encode), **files.settings) as http:
+        found = await wait_for(http, await submit(http, files.request()))
+    assert (found["status"], len(found["error"])) == ("failed", 2000)
+
+
+async def test_process_with_too_little_memory_fails_the_job(files: Files) -> None:
+    """A small file that needs about 250 MB, beside what the process has at its start."""
+    texts = pyarrow.array(["x" * 1_000_000] * 120)
+    columns = {"text": texts, "id": range(len(texts))}
+    parquet.write_table(pyarrow.table(columns), files.root / "in.parquet", compression="zstd")
+    assert (files.root / "in.parquet").stat().st_size < 100_000
+    settings = files.settings
+    settings["jobs"] = replace(settings["jobs"], process_bytes=1 << 28)
+    async with edge(Script(encode=encode), **settings) as http:
+        request = files.request(recipe={"chunk_rows": len(texts)})
+        found = await wait_for(http, await submit(http, request))
+    assert found["status"] == "failed"
+    assert re.search("memory|malloc", found["error"]), found["error"]
+
+
+@pytest.mark.parametrize("end", ["cancelled", "paused", "expired"])
+async def test_job_whose_output_is_busy_can_be_ended(
+    files: Files, fail: Callable[[str], None], made: list[JobRunner], end: str
+) -> None:
+    """Also while it waits for long before the next try."""
+    fail("busy")
+    limits = {"deadline": time.time() + 3.0} if end == "expired" else {}
+    async with edge(Script(encode=encode), **files.settings) as http:
+        job = await submit(http, files.request(limits=limits))
+        await wait_for(http, job, ("running",))
+        if end != "expired":
+            await asyncio.sleep(2.0)  # The next waits are of seconds.
+            await act(http, job, {"cancelled": "cancel", "paused": "pause"}[end])
+        async with asyncio.timeout(30.0):
+            found = await wait_for(http, job)
+    assert found["status"] == end
+    assert len(made) == 1
+
+
+async def test_edge_that_dies_with_a_process_counts_its_fault(
+    files: Files, fail: Callable[[str], None], made: list[JobRunner]
+) -> None:
+    fail("waits")
+    settings = files.settings
+    folder = settings.pop("batches")
+    async with routing(Script(encode=encode)) as address:
+        async with serving_edge(address, folder, **settings) as http:
+            job = await submit(http, files.request())
+            await until(lambda: _pid(made) != 0, "a process", 120.0)
+            assert _saved(files, job)["faults"] == 1
+        assert _saved(files, job)["faults"] == 0  # An edge that stops is no fault of the job.
+        record = _saved(files, job) | {"faults": runners.MAX_FAULTS}
+        _record(files, job).write_text(json.dumps(record))
+        async with serving_edge(address, folder, **settings) as http:
+            found = await wait_for(http, job)
+    assert (found["status"], "ended 3 times" in found["error"]) == ("failed", True)
+    assert _saved(files, job)["faults"] == 0  # A client may resume it.
 
 
 async def test_another_edge_continues_the_job(files: Files) -> None:
@@ -183,6 +272,17 @@ async def test_slow_storage_does_not_keep_an_earlier_state(
         assert (await wait_for(http, job))["status"] == "completed"
 
 
+def _record(files: Files, job: dict[str, Any]) -> Path:
+    """Return the file with the record of a job."""
+    [found] = files.storage.rglob(f"records/{job['id']}.json")
+    return found
+
+
+def _saved(files: Files, job: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_record(files, job).read_text())
+    return found
+
+
 def _state(where: Folder) -> str:
     found = load(where)
     return "" if found is None else found.state
@@ -209,6 +309,7 @@ def _order(address: str, source: Path, files: Files) -> dict[str, Any]:
         "retry": False,
         "roots": [str(files.root)],
         "input_bytes": 1 << 30,
+        "process_bytes": 1 << 31,
     }
 
 

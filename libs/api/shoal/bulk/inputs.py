@@ -1,8 +1,8 @@
 """Reads the input of a job as a stream of chunks of a fixed number of rows.
 
-Memory is bounded by the chunk: Parquet files are read by pages, whatever the size of their row
-groups, and lines of JSON and rows of CSV one by one. The rows of several files are numbered as if
-the files were one, so a chunk may have rows of several.
+Memory is bounded by the chunk, which has at most MAX_CHUNK_BYTES: Parquet files are read by pages,
+whatever the size of their row groups, and lines of JSON and rows of CSV one by one. The rows of
+several files are numbered as if the files were one, so a chunk may have rows of several.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ from shoal.bulk.places import opened
 from shoal.bulk.spec import InputFile, InputVersion, Recipe
 
 MAX_LINE_BYTES: Final = 64 << 20
+MAX_CHUNK_BYTES: Final = 128 << 20
+"""Maximum size of the rows of a chunk: of lines, or of the needed columns of Parquet."""
+_MAX_SHOWN_COLUMNS: Final = 20
+_BATCH_ROWS: Final = 256
+"""Rows of Parquet that are decoded at once, after which the size of the chunk is checked."""
 _BUFFER_BYTES: Final = 1 << 20
 _FOOTER_THREADS: Final = 8
 """Threads that read the footers of Parquet files."""
@@ -161,6 +166,7 @@ class ParquetSource(_ReadFiles):
         """Yield chunks of consecutive batches, which are cut at the borders of chunks."""
         size, total = self._recipe.chunk_rows, sum(self._rows)
         pending: list[Any] = []
+        pending_bytes = 0
         for begin, batch in self._batches(wanted):
             end = begin + len(batch)
             while begin < end:
@@ -168,9 +174,12 @@ class ParquetSource(_ReadFiles):
                 stop = min((number + 1) * size, total)
                 if wanted(number):
                     pending.append(batch.slice(len(batch) - (end - begin), stop - begin))
+                    pending_bytes += sum(map(_decoded_bytes, pending[-1].columns))
+                    _check_size(begin, pending_bytes)
                     if stop <= end:
                         yield self._chunk(number, pending)
                         pending.clear()
+                        pending_bytes = 0
                 begin = min(stop, end)
 
     def estimate(self, size: int) -> int | None:
@@ -208,7 +217,7 @@ class ParquetSource(_ReadFiles):
             end = begin + rows
             if self._has_wanted(begin, rows, wanted):
                 for batch in file.iter_batches(
-                    batch_size=self._recipe.chunk_rows,
+                    batch_size=min(self._recipe.chunk_rows, _BATCH_ROWS),
                     row_groups=[group],
                     columns=list(self._recipe.columns),
                     use_threads=False,
@@ -255,6 +264,27 @@ def _parquet_file(uri: str) -> Any:
         ) from error
 
 
+def _check_size(row: int, size: int) -> None:
+    """Raise JobError if the rows of a chunk up to this one have too many bytes."""
+    if size > MAX_CHUNK_BYTES:
+        raise JobError(
+            f"the chunk with row {row:,} of the input has {size:,} bytes or more, and at most "
+            f"{MAX_CHUNK_BYTES:,} are allowed: start another job with fewer chunk_rows"
+        )
+
+
+def _decoded_bytes(column: Any) -> int:
+    """Return the size of an array, with the texts of a dictionary as often as they are used."""
+    from pyarrow import compute, types
+
+    if not types.is_dictionary(column.type):
+        return int(column.nbytes)
+    kind, indices = column.type.value_type, column.indices
+    if not (types.is_string(kind) or types.is_large_string(kind)):
+        return int(indices.nbytes)
+    return compute.sum(compute.binary_length(column.dictionary).take(indices)).as_py() or 0
+
+
 def _decoded(column: Any) -> list[object]:
     """Return the texts of a column; empty bytes stand for a text that is not UTF-8."""
     try:
@@ -288,8 +318,11 @@ def _check_names(uri: str, names: Sequence[str], recipe: Recipe) -> None:
     for name in recipe.columns:
         if names.count(name) != 1:
             found = "no column" if name not in names else "several columns"
+            shown = ", ".join(f"{one:.50}" for one in names[:_MAX_SHOWN_COLUMNS])
+            more = f" and {len(names) - _MAX_SHOWN_COLUMNS:,} more"
             raise JobError(
-                f"the input {uri} has {found} {name!r}; its columns are {', '.join(names)}"
+                f"the input {uri} has {found} {name!r}; its columns are {shown}"
+                f"{more if len(names) > _MAX_SHOWN_COLUMNS else ''}"
             )
 
 
@@ -313,7 +346,7 @@ class LineSource(_ReadFiles):
     def __init__(self, files: Sequence[InputFile], recipe: Recipe) -> None:
         super().__init__()
         self._files, self._recipe = files, recipe
-        self._rows = self._bytes = 0
+        self._rows = self._bytes = self._chunk_begin = 0
         opened(files[0].uri).close()
 
     def estimate(self, size: int) -> int | None:
@@ -322,6 +355,7 @@ class LineSource(_ReadFiles):
     def chunks(self, wanted: IsWanted) -> Iterator[Chunk]:
         rows = self._all_rows()
         for number in itertools.count():
+            self._chunk_begin = self._bytes
             found = list(itertools.islice(rows, self._recipe.chunk_rows))
             if not found:
                 return
@@ -329,7 +363,7 @@ class LineSource(_ReadFiles):
                 yield self._chunk(number, found)
 
     def _all_rows(self) -> Iterator[bytes | _Row]:
-        self._rows = self._bytes = 0
+        self._rows = self._bytes = self._chunk_begin = 0
         for file in self._files:
             self._read.append(file)
             for row in self._rows_of(file.uri):
@@ -354,6 +388,7 @@ class LineSource(_ReadFiles):
                 if not line:
                     return
                 self._bytes += len(line)
+                _check_size(self._rows, self._bytes - self._chunk_begin)
                 yield line
 
     def _chunk(self, number: int, found: Sequence[bytes | _Row]) -> Chunk:
@@ -393,9 +428,10 @@ class TableSource(LineSource):
         try:
             names = next(reader, [])
             _check_names(uri, names, self._recipe)
+            needed = [(name, names.index(name)) for name in self._recipe.columns]
             for row in filter(None, reader):
                 if len(row) == len(names):
-                    yield dict(zip(names, row, strict=True)), ""
+                    yield {name: row[index] for name, index in needed}, ""
                 else:
                     yield {}, f"the row has {len(row)} columns; the header has {len(names)}"
         except csv.Error as error:
