@@ -140,7 +140,7 @@ class JobRunner:
                         await task
                 await work
             except asyncio.CancelledError:
-                if self.process is not None:  # The edge stops it, which is no fault of the job.
+                if self.process is not None:  # The edge stops it: not a fault of the job.
                     self.record.faults = max(0, self.record.faults - 1)
                     with suppress(StorageError):
                         await self._save()

@@ -117,7 +117,7 @@ async def test_long_error_ends_the_job(files: Files) -> None:
 
 
 async def test_process_with_too_little_memory_fails_the_job(files: Files) -> None:
-    """A small file that needs about 250 MB, beside what the process has at its start."""
+    """A small file needs about 250 MB, more than the process may have."""
     texts = pyarrow.array(["x" * 1_000_000] * 120)
     columns = {"text": texts, "id": range(len(texts))}
     parquet.write_table(pyarrow.table(columns), files.root / "in.parquet", compression="zstd")
@@ -132,7 +132,7 @@ async def test_process_with_too_little_memory_fails_the_job(files: Files) -> Non
 
 
 @pytest.mark.parametrize("end", ["cancelled", "paused", "expired"])
-async def test_job_whose_output_is_busy_can_be_ended(
+async def test_job_with_a_busy_output_can_be_ended(
     files: Files, fail: Callable[[str], None], made: list[JobRunner], end: str
 ) -> None:
     """Also while it waits for long before the next try."""
@@ -161,7 +161,7 @@ async def test_edge_that_dies_with_a_process_counts_its_fault(
             job = await submit(http, files.request())
             await until(lambda: _pid(made) != 0, "a process", 120.0)
             assert _saved(files, job)["faults"] == 1
-        assert _saved(files, job)["faults"] == 0  # An edge that stops is no fault of the job.
+        assert _saved(files, job)["faults"] == 0  # The job has no part in the stop of its edge.
         record = _saved(files, job) | {"faults": runners.MAX_FAULTS}
         _record(files, job).write_text(json.dumps(record))
         async with serving_edge(address, folder, **settings) as http:
