@@ -34,7 +34,7 @@ from shoal.transport.trust import Tls
 from services.edge.jobs.roots import check_files, check_location
 
 MAX_ORDER_BYTES: Final = 1 << 20
-MAX_ERROR_CHARACTERS: Final = 2000
+MAX_JOB_ERROR_CHARACTERS: Final = 2000
 """Characters of an error in the report, which is a line of limited length."""
 NICENESS: Final = 5
 """The edge also answers interactive requests, which are more urgent."""
@@ -112,7 +112,7 @@ async def _run(order: dict[str, Any], reader: asyncio.StreamReader) -> dict[str,
     if manifest is not None:  # Otherwise the output may be one that the client must not name.
         with suppress(JobError):
             found = await asyncio.to_thread(lambda: load(place(order["output"])))
-    error = error[:MAX_ERROR_CHARACTERS]
+    error = error[:MAX_JOB_ERROR_CHARACTERS]
     return {"state": state, "error": error, "reason": reason, **_summary(found)}
 
 
