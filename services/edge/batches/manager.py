@@ -350,8 +350,10 @@ class Manager:
             except Exception:
                 log.exception("looking for batches failed")
             await asyncio.sleep(MIN_SCAN_SECONDS)
+            # In Python 3.11 `wait_for` would lose a cancellation that arrives with the wakeup.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wakeup.wait(), SCAN_SECONDS)
+                async with asyncio.timeout(SCAN_SECONDS):
+                    await self._wakeup.wait()
 
     async def _clean_forever(self) -> None:
         """Delete expired files from time to time."""

@@ -140,3 +140,13 @@ async def test_batch_that_cannot_run_takes_no_place(turns: Turns) -> None:
     record.needs_token = True
     store.save_batch(record)
     assert await turns.scan() == ["red"] * 4
+
+
+@pytest.mark.parametrize("turns_of_the_loop", range(6))
+async def test_manager_that_is_woken_at_its_end_ends(turns: Turns, turns_of_the_loop: int) -> None:
+    async with asyncio.timeout(20.0):
+        async with turns.manager.serving():
+            await asyncio.sleep(managers.MIN_SCAN_SECONDS + 0.3)
+            turns.manager.wake()
+            for _ in range(turns_of_the_loop):
+                await asyncio.sleep(0)
