@@ -166,11 +166,11 @@ class Answers:
         self, client: shoal.AsyncClient, wanted: Request, words: Sequence[str]
     ) -> Numbers:
         """Return the text of a stream, again from the start after errors that may be repeated. Its
-        parts must be the beginning of the text.
+        deltas must be the beginning of the text: if they are not, they are returned.
         """
         task, end = shoal.ReadText(max_tokens=WRITTEN_TOKENS), time.monotonic() + wanted.seconds
         while True:
-            parts = ""
+            streamed = ""
             try:
                 async for part in client.extract_stream(
                     wanted.model,
@@ -180,10 +180,10 @@ class Answers:
                     timeout=max(0.01, end - time.monotonic()),
                 ):
                     if isinstance(part, shoal.Delta):
-                        parts += part.text
+                        streamed = part.text if part.restarted else streamed + part.text
                         continue
                     text = part[0].text
-                    return _characters(text if text.startswith(parts.strip()) else parts)
+                    return _characters(text if text.startswith(streamed.strip()) else streamed)
             except (Unavailable, Overloaded):
                 if time.monotonic() + STREAM_PAUSE_SECONDS > end:
                     raise
