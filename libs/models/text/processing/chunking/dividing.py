@@ -220,16 +220,25 @@ class Sizes:
         """Return the tokens of a part; an estimate if that is not near `most`."""
         self._go_on()
         place = self._find(part)
-        begin, end = self._tokens(place, place + len(part))
+        stop = place + len(part)
+        begin = bisect_left(self._starts, place)
+        end = bisect_left(self._starts, stop, begin)
         about = max(1, end - begin)
-        return about if abs(about - self.most) > _DOUBT else self._exact(place, part)
+        if abs(about - self.most) > _DOUBT:
+            return about
+        if self._is_between_words(place, begin) and self._is_between_words(stop, end):
+            return end - begin
+        return self._tokenised(part)
 
     def fitting(self, place: int, part: str) -> list[Span]:
         """Return the part at a place of the window, or parts of it, of at most `most` tokens, or of
         one character.
         """
         self._go_on()
-        if len(part) < 2 or part in self._fitting or self._exact(place, part) <= self.most:
+        if len(part) < 2 or part in self._fitting:
+            return [Span(place, place + len(part))]
+        known = self.known(place, place + len(part))
+        if (self._tokenised(part) if known is None else known) <= self.most:
             return [Span(place, place + len(part))]
         pieces = by_tokens(part, self._text.encode_whole(part), self.most)
         if len(pieces) < 2:
@@ -240,28 +249,20 @@ class Sizes:
             parts = [(piece.start, part[piece.start : piece.end]) for piece in pieces]
         return [piece for start, own in parts for piece in self.fitting(place + start, own)]
 
-    def _exact(self, place: int, part: str) -> int:
-        """Return the tokens of the part at a place; any number above `most` for more."""
-        known = self.known(place, place + len(part))
-        if known is not None:
-            return known
+    def known(self, place: int, stop: int) -> int | None:
+        """Return the tokens of the part from one place to another without tokenising it; None if it
+        does not begin and end between words.
+        """
+        begin, end = bisect_left(self._starts, place), bisect_left(self._starts, stop)
+        is_known = self._is_between_words(place, begin) and self._is_between_words(stop, end)
+        return end - begin if is_known else None
+
+    def _tokenised(self, part: str) -> int:
+        """Return the tokens of a part; any number above `most` for more."""
         found = self._text.count_tokens(part, self.most, self._go_on)
         if found <= self.most:
             self._fitting.add(part)
         return found
-
-    def known(self, place: int, end: int) -> int | None:
-        """Return the tokens of the part from one place to another without tokenising it; None if it
-        does not begin and end between words.
-        """
-        first, last = self._tokens(place, end)
-        is_known = self._is_between_words(place, first) and self._is_between_words(end, last)
-        return last - first if is_known else None
-
-    def _tokens(self, place: int, end: int) -> tuple[int, int]:
-        """Return the first token of the window that begins there or later, and the end."""
-        first = bisect_left(self._starts, place)
-        return first, bisect_left(self._starts, end, first)
 
     def _is_between_words(self, place: int, token: int) -> bool:
         """Return whether the place is between words. `token` is the next one that begins."""
@@ -275,6 +276,9 @@ class Sizes:
         """Return a position of the part in the window: any one, because equal parts have equal
         tokens.
         """
+        # Most candidates begin where the last one did. `find` would prepare a search first.
+        if self.window.startswith(part, self._near):
+            return self._near
         place = self.window.find(part, self._near)
         if place < 0:
             place = self.window.find(part)
