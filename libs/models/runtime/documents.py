@@ -264,7 +264,8 @@ class _Opening:
             if found.size > limits.DIVIDED_BYTES:
                 raise InvalidInput(
                     f"the pages up to page {page.number:,} have more than "
-                    f"{limits.DIVIDED_BYTES:,} bytes of text: request fewer pages",
+                    f"{limits.DIVIDED_BYTES:,} bytes of text: request fewer pages, or send ranges "
+                    "of pages as items",
                     field=part.field,
                 )
             if found.size > left.bytes:
