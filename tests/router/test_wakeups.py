@@ -44,14 +44,15 @@ async def test_racing_requests_are_served_by_workers_at_other_routers(redis_url:
         FakeWorker(second.address, "w2", models=[card()]).working(),
         FakeWorker(third.address, "w3", models=[card()]).working(),
     ):
+        await alone.sees("w2", "w3")
 
-        async def call(caller: int, client: Client) -> None:
-            for number in range(20):
-                text = f"text {caller} {number}"
-                assert (await client.encode(text)).dense.data == vector(text)
+        async def call(client: Client, count: int) -> None:
+            for number in range(count):
+                assert (await client.encode(f"text {number}")).dense.data == vector(
+                    f"text {number}"
+                )
 
-        clients = [alone, alone, alone, second, second, third]
-        await asyncio.gather(*(call(caller, client) for caller, client in enumerate(clients)))
+        await asyncio.gather(call(alone, 40), call(alone, 40), call(second, 20), call(third, 20))
 
 
 async def test_request_does_not_wait_for_a_pull_that_was_cancelled(
@@ -87,8 +88,9 @@ async def test_lane_of_a_lost_copy_is_offered_to_workers_of_all_routers(
     """The only router that found the lane empty has no worker that could load the model."""
     async with routers(redis_url, 3) as (asked, second, third):
         async with FakeWorker(second.address, "gone", models=[card()]).working() as gone:
-            await asked.encode("first")
             await watched_by(redis, "router-1")
+            await asked.sees("gone")
+            await asked.encode("first")
             await gone.hold_beats()
             await gone.beat(leaving=True)
         async with FakeWorker(third.address, "able", on_disk=[card()], can_load=True).working():
