@@ -9,7 +9,8 @@ gRPC, in seconds of CPU:
 
 - idle: of Redis and of a router, for each second of a router without requests
 - single: a text that is enqueued at one router, pulled and answered at another
-- bell: the cost that notifying all routers adds to a single, and each router's part of it
+- wakeup: the cost that notifying the routers that found the lane empty adds to a single, and each
+  router's part of it
 
 `--masters` measures singles of two routers on a Redis Cluster with these numbers of masters.
 """
@@ -68,6 +69,10 @@ class Spent:
     def each(self, number: float) -> Spent:
         return Spent(tuple(one / number for one in self.redis), self.own / number)
 
+    def without(self, other: Spent, times: float) -> Spent:
+        redis = zip(self.redis, other.redis, strict=True)
+        return Spent(tuple(a - b * times for a, b in redis), self.own - other.own * times)
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -82,13 +87,13 @@ class Result:
     idle: Spent
     """Costs of each router and second."""
     single: Spent
-    bell: Spent
-    """Additional costs of a single of which all routers are notified."""
+    wakeup: Spent
+    """Additional costs of a single of which other routers are notified."""
 
     def cores(self, singles: float) -> float:
-        """Return the cores of Redis for this rate of singles, each notified to all routers."""
+        """Return the cores of Redis for this rate of singles, each notified to other routers."""
         idle = sum(self.idle.redis) * self.routers
-        return idle + singles * (sum(self.single.redis) + sum(self.bell.redis))
+        return idle + singles * (sum(self.single.redis) + sum(self.wakeup.redis))
 
 
 class Router:
@@ -154,18 +159,23 @@ class Mesh:
 
     async def idle(self, seconds: float) -> Spent:
         """Return the cost of a router in a second in which it reads the mesh once."""
-        begin = sum(router.refreshes for router in self.routers)
+        begin = self._refreshes()
         spent = await self._spent(asyncio.sleep(seconds))
-        return spent.each(sum(router.refreshes for router in self.routers) - begin)
+        return spent.each(self._refreshes() - begin)
 
-    async def singles(self, number: int, *, notify: bool) -> Spent:
+    def _refreshes(self) -> int:
+        return sum(router.refreshes for router in self.routers)
+
+    async def singles(self, number: int, idle: Spent, *, notify: bool) -> Spent:
+        """Return the cost of a single, without that of the routers' seconds in that time."""
+
         async def call(share: int) -> None:
             for _ in range(share):
                 await self._single(notify=notify)
 
-        return (
-            await self._spent(asyncio.gather(*(call(number // CALLERS) for _ in range(CALLERS))))
-        ).each(number // CALLERS * CALLERS)
+        share, begin = number // CALLERS, self._refreshes()
+        spent = await self._spent(asyncio.gather(*(call(share) for _ in range(CALLERS))))
+        return spent.without(idle, self._refreshes() - begin).each(share * CALLERS)
 
     async def _single(self, *, notify: bool) -> None:
         number = next(self._numbers)
@@ -212,14 +222,11 @@ async def measure(url: str, routers: int, slots: int, seconds: float, singles: i
         masters = list_masters(made[0].redis)
         after = await _clients(made[0].redis)
         mesh = Mesh(made)
-        await mesh.singles(singles // 10, notify=True)
         idle = await mesh.idle(seconds)
-        single = await mesh.singles(singles, notify=False)
-        notified = await mesh.singles(singles, notify=True)
-        bell = Spent(
-            tuple(b - a for a, b in zip(single.redis, notified.redis, strict=True)),
-            (notified.own - single.own) / routers,
-        )
+        await mesh.singles(singles // 10, idle, notify=True)
+        single = await mesh.singles(singles, idle, notify=False)
+        wakeup = (await mesh.singles(singles, idle, notify=True)).without(single, 1)
+        wakeup = Spent(wakeup.redis, wakeup.own / routers)
         return Result(
             routers,
             len(masters),
@@ -227,7 +234,7 @@ async def measure(url: str, routers: int, slots: int, seconds: float, singles: i
             after[1] - before[1],
             idle,
             single,
-            bell,
+            wakeup,
         )
 
 
@@ -279,7 +286,7 @@ def _table(title: str, results: Sequence[Result]) -> Table:
         "idle: Redis / router",
         "single: Redis / rest",
         "of each master",
-        "bell: Redis / each router",
+        "wakeup: Redis / each router",
         "cores of Redis, 1,000 singles/s",
     ):
         table.add_column(name, justify="right")
@@ -292,7 +299,7 @@ def _table(title: str, results: Sequence[Result]) -> Table:
             f"{_micros(one.idle)} µs",
             f"{_micros(one.single)} µs",
             " ".join(f"{seconds * 1e6:,.0f}" for seconds in one.single.redis),
-            f"{_micros(one.bell)} µs",
+            f"{_micros(one.wakeup)} µs",
             f"{one.cores(1000):.2f}",
         )
     return table
