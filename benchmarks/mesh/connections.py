@@ -12,6 +12,9 @@ gRPC, in seconds of CPU:
 - wakeup: the cost that notifying the routers that found the lane empty adds to a single, and each
   router's part of it
 
+From these it derives how many singles and tokens per second (of texts of 128 tokens, one in each
+request) a mesh can serve before its busiest master uses 70 % of a core.
+
 `--masters` measures singles of two routers on a Redis Cluster with these numbers of masters.
 """
 
@@ -57,6 +60,9 @@ ACTIVE: Final = 8
 """Maximum number of routers with requests; the others are idle."""
 CLUSTER_SLOTS: Final = 64
 REFRESH_SECONDS: Final = 1.0
+BUSY: Final = 0.7
+"""The part of a core that the busiest master may use: above, requests wait for each other."""
+TEXT_TOKENS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,17 @@ class Result:
         idle = sum(self.idle.redis) * self.routers
         return idle + singles * (sum(self.single.redis) + sum(self.wakeup.redis))
 
+    def singles(self, load: float) -> float:
+        """Return the rate of singles, each notified to other routers, at which the busiest master
+        uses this part of a core.
+        """
+        return min(
+            (load - idle * self.routers) / (single + max(0.0, wakeup))
+            for idle, single, wakeup in zip(
+                self.idle.redis, self.single.redis, self.wakeup.redis, strict=True
+            )
+        )
+
 
 class Router:
     """The connections and loops of a router without requests."""
@@ -103,7 +120,7 @@ class Router:
         self.redis = connect(url, slots=slots)
         self.lanes = Lanes(self.redis, router_id=name, dead_result=b"", slots=slots)
         self._view = View(Fleet(self.redis))
-        self.refreshes = 0
+        self.refreshes = self.wakeups = 0
         self.answers: dict[str, asyncio.Future[bytes]] = {}
         self._is_listening = asyncio.Event()
 
@@ -137,6 +154,8 @@ class Router:
         async for wakeup in self.lanes.wakeups():
             if wakeup is None:
                 self._is_listening.set()
+            else:
+                self.wakeups += 1
 
     async def _stream(self) -> None:
         async for _ in self.lanes.streamed_texts():
@@ -288,6 +307,8 @@ def _table(title: str, results: Sequence[Result]) -> Table:
         "of each master",
         "wakeup: Redis / each router",
         "cores of Redis, 1,000 singles/s",
+        "singles/s of a mesh",
+        "tokens/s of a mesh",
     ):
         table.add_column(name, justify="right")
     for one in results:
@@ -301,6 +322,8 @@ def _table(title: str, results: Sequence[Result]) -> Table:
             " ".join(f"{seconds * 1e6:,.0f}" for seconds in one.single.redis),
             f"{_micros(one.wakeup)} µs",
             f"{one.cores(1000):.2f}",
+            f"{one.singles(BUSY):,.0f}",
+            f"{one.singles(BUSY) * TEXT_TOKENS:,.0f}",
         )
     return table
 
@@ -321,7 +344,7 @@ def main() -> None:
         _single_redis(wanted.routers or (2, 10, 100, 300), wanted.seconds, wanted.singles)
     )
     clusters = _clusters(wanted.masters or (1, 2, 3), wanted.seconds, wanted.singles)
-    console = Console(width=180)
+    console = Console(width=220)
     console.print(f"{platform.machine()}, Python {platform.python_version()}")
     console.print(_table("routers on one Redis", single))
     console.print(_table("two routers on a Redis Cluster", clusters))
