@@ -33,7 +33,7 @@ class Totals:
     wrong: int = 0
     problems: int = 0
     late: int = 0
-    """Faults without an overlapping one whose recovery exceeded the limit of their kind."""
+    """Faults that no other one overlapped and that took longer to recover than their kind may."""
     recoveries: list[float] = field(default_factory=list)
     """Seconds of all recoveries from faults without an overlapping one."""
 
