@@ -9,19 +9,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal.v1 import worker_pb2
-
-from libs.models import Entity, Extraction, ExtractResult, LabelScore, Region, Relation
-from libs.models.interface.results import (
+from shoal.extractions import (
     Classification,
-    Field,
+    Entity,
+    LabelScore,
     PageText,
-    Structure,
+    Region,
+    Relation,
     TokenLogprob,
+    ToolCall,
     Value,
 )
+from shoal.v1 import worker_pb2
+
+from libs.models import Extraction, ExtractResult
+from libs.models.interface.results import Field, Structure
 from libs.models.interface.sequences import ANY_BYTES, SparseRow
-from libs.models.interface.work import EncodeWork, ToolCall, never_cancelled
+from libs.models.interface.work import EncodeWork, never_cancelled
 from libs.models.runtime.answer_budget import build_result, fit_to_bytes, select_best
 from libs.models.text.processing.answers import sparse_rows
 from services.worker.mesh import codec
@@ -32,7 +36,7 @@ ENTITIES = st.builds(Entity, st.integers(0, 1 << 31), st.integers(0, 1 << 31), T
 RELATIONS = st.builds(Relation, ENTITIES, ENTITIES, TEXTS, SCORES)
 EDGES = st.floats(0, 1e4, width=32)
 REGIONS = st.builds(
-    Region, TEXTS, SCORES, EDGES, EDGES, EDGES, EDGES, st.lists(EDGES, max_size=6).map(tuple)
+    Region, EDGES, EDGES, EDGES, EDGES, TEXTS, SCORES, st.lists(EDGES, max_size=6).map(tuple)
 )
 VALUES = st.builds(Value, TEXTS, SCORES, st.integers(0, 1 << 31), st.integers(0, 1 << 31))
 FIELDS = st.builds(Field, TEXTS, st.lists(VALUES, max_size=3).map(tuple), st.booleans())
@@ -104,7 +108,7 @@ FILLED: dict[str, object] = {
     "entities": (Entity(0, 1, "label", 0.5, "a"),),
     "labels": (LabelScore("label", 0.5),),
     "relations": (Relation(Entity(0, 1, "", 1.0, "a"), Entity(1, 2, "", 1.0, "b"), "label", 0.5),),
-    "regions": (Region("label", 0.5, 0, 0, 1, 1),),
+    "regions": (Region(0, 0, 1, 1, "label", 0.5),),
     "pages": (PageText(1, "text", True),),
     "text": "text",
     "json": {"key": ["value", 1, None]},

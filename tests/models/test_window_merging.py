@@ -5,16 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from shoal.extractions import Classification, Entity, LabelScore, Relation, Value
 
-from libs.models import Entity, Extraction
-from libs.models.interface.results import (
-    Classification,
-    Field,
-    LabelScore,
-    Relation,
-    Structure,
-    Value,
-)
+from libs.models import Extraction
+from libs.models.interface.results import Field, Structure
 from libs.models.interface.work import Span, never_cancelled
 from libs.models.text.windows import merging
 from libs.models.text.windows.merging import Rules, best_scores, merged

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from shoal.extractions import Value
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from libs.catalog.detect import read_card
@@ -33,7 +34,7 @@ from libs.models import (
     StructureWork,
     load_model,
 )
-from libs.models.interface.results import Field, Value
+from libs.models.interface.results import Field
 from tests.parity.gliner2_models import (
     SCHEMA,
     TEXTS,

@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 import torch
+from shoal.extractions import Entity
 
 from libs.errors import InvalidInput
 from libs.models import (
     EntitiesWork,
-    Entity,
     ExtractResult,
     PackedModel,
     Schema,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from shoal.extractions import Classification, Entity, LabelScore, Region, ToolCall, Value
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
 
@@ -16,14 +17,11 @@ from libs.models import (
     EncodeResult,
     EncodeWork,
     EntitiesWork,
-    Entity,
     Extraction,
     ExtractResult,
     Given,
-    LabelScore,
     Part,
     RaggedRows,
-    Region,
     RegionsWork,
     RelationsWork,
     Result,
@@ -37,8 +35,8 @@ from libs.models import (
     Stored,
     StructureWork,
 )
-from libs.models.interface.results import Chunks, Classification, Field, Structure, Value
-from libs.models.interface.work import Chunking, Sampling, TextWork, ToolCall, Turn
+from libs.models.interface.results import Chunks, Field, Structure
+from libs.models.interface.work import Chunking, Sampling, TextWork, Turn
 from services.worker.mesh import codec
 from services.worker.mesh.codec import Timings
 
@@ -142,7 +140,7 @@ def test_regions() -> None:
         ["", "a"], ("cat", "dog"), None, parts
     )
     [reported] = sent(
-        ExtractResult([Extraction(regions=(Region("cat", 0.5, 1.0, 2.0, 3.0, 4.0),))])
+        ExtractResult([Extraction(regions=(Region(1.0, 2.0, 3.0, 4.0, "cat", 0.5),))])
     ).extract.results
     assert reported == pb.Extraction(
         regions=[pb.Region(left=1, top=2, right=3, bottom=4, label="cat", score=0.5)]

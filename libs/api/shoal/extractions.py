@@ -1,4 +1,7 @@
-"""Results of `extract` for one item, and the parts of generated text."""
+"""Results of `extract` for one item, and the parts of generated text.
+
+Models build these types (`libs/models`), so they need the standard library alone.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Literal
 @dataclass(frozen=True, slots=True)
 class Entity:
     """A labelled span of text. `start` and `end` (exclusive) count Unicode code points, as Python's
-    strings do.
+    strings do. Scores are 0..1, here and below.
     """
 
     start: int
@@ -40,10 +43,10 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A labelled box in an image, in pixels from its upper left corner.
+    """A labelled box in an image, in pixels from the upper left corner of the upright image.
 
     Attributes:
-        polygon: The x and y of each corner of an outline; empty without one.
+        polygon: The x and y of each corner of an outline in turn; empty without one.
     """
 
     left: float

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from shoal.extractions import PageText
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
@@ -20,7 +21,7 @@ from libs.models.generation.decoding.loop import DecodeLoop, compile_kernels
 from libs.models.generation.decoding.sequences import DecodeSequence, Request, pages_needed
 from libs.models.generation.reader import Reader
 from libs.models.generation.stops import stable_text
-from libs.models.interface.results import Extraction, ExtractResult, PageText, Result
+from libs.models.interface.results import Extraction, ExtractResult, Result
 from libs.models.interface.sequences import (
     GENERATE,
     GeneratedIds,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final, Protocol
 
+from shoal.extractions import TokenLogprob
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from libs.models.generation.stops import StopStrings, text_before_stop
 from libs.models.generation.tools import FIELD as TOOLS_FIELD
 from libs.models.generation.tools import ToolForm
 from libs.models.interface.packed import GivenRows
-from libs.models.interface.results import Extraction, ExtractResult, TokenLogprob
+from libs.models.interface.results import Extraction, ExtractResult
 from libs.models.interface.sequences import GeneratedIds, InputSequence, YieldPoint
 from libs.models.interface.work import CancelCheck, GenerationWork, Sampling, TextWork
 

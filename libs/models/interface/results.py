@@ -11,8 +11,19 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import (
+    Classification,
+    Entity,
+    LabelScore,
+    PageText,
+    Region,
+    Relation,
+    TokenLogprob,
+    ToolCall,
+    Value,
+)
 
-from libs.models.interface.work import DataType, ToolCall
+from libs.models.interface.work import DataType
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,86 +113,6 @@ class ScoreResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Entity:
-    """A labelled span of a text: code points, end exclusive; score 0..1."""
-
-    start: int
-    end: int
-    label: str
-    score: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class LabelScore:
-    """A label and its score: 0..1; for embedding models the cosine to the label's prompt."""
-
-    label: str
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """A relation `label` from `head` to `tail`; score 0..1."""
-
-    head: Entity
-    tail: Entity
-    label: str
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A labelled box. Edges in pixels from the left and from the top of the upright image; score
-    0..1.
-
-    `polygon`: x and y of each corner of the outline in turn, in pixels; empty if the model returns
-    no outline.
-    """
-
-    label: str
-    score: float
-    left: float
-    top: float
-    right: float
-    bottom: float
-    polygon: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PageText:
-    """The text of a document's page. `page` counts from 1.
-
-    Attributes:
-        is_text_layer: Whether the text was read from the file, not generated.
-    """
-
-    page: int
-    text: str
-    is_text_layer: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Classification:
-    """The labels of a schema's classification, best first."""
-
-    name: str
-    labels: tuple[LabelScore, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A value of a field: words of the text or a choice; score 0..1. `start` and `end` (exclusive)
-    are code points.
-    """
-
-    text: str
-    score: float
-    start: int | None = None
-    end: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Field:
     """A field of a structure. Without `many` it has at most one value."""
 
@@ -196,19 +127,6 @@ class Structure:
 
     name: str
     fields: tuple[Field, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token's text and log probability.
-
-    Attributes:
-        top: The most likely alternatives, in descending order.
-    """
-
-    text: str
-    logprob: float
-    top: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

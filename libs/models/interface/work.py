@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import ToolCall
 
 from libs.catalog.card import Card
 from libs.documents.joined_text import PagedText
@@ -258,18 +259,6 @@ class RegionsWork:
     labels: tuple[str, ...]
     threshold: float | None = None
     parts: Mapping[int, Parts] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a function.
-
-    Attributes:
-        arguments: A JSON object.
-    """
-
-    name: str
-    arguments: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from shoal.extractions import Region
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor, nn
 
@@ -26,7 +27,7 @@ from libs.models.generation.reader import refuse_chat, refuse_sampling, refuse_s
 from libs.models.images.detection.building import fill, processor_values
 from libs.models.images.processing import ImageProcessing
 from libs.models.interface.packed import Packed
-from libs.models.interface.results import Extraction, ExtractResult, Region
+from libs.models.interface.results import Extraction, ExtractResult
 from libs.models.interface.sequences import GeneratedIds, InputRows, InputSequence, YieldPoint
 from libs.models.interface.work import CancelCheck, GenerationWork, RegionsWork, items_as_parts
 from libs.models.layers.meta import on_meta

@@ -15,16 +15,9 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Entity, PageText, Region, Relation
 
-from libs.models.interface.results import (
-    Entity,
-    Extraction,
-    ExtractResult,
-    PageText,
-    Region,
-    Relation,
-    Structure,
-)
+from libs.models.interface.results import Extraction, ExtractResult, Structure
 from libs.models.interface.work import CancelCheck
 
 MAX_RELATIONS: Final = 10_000

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 from google.protobuf import json_format, struct_pb2
+from shoal.extractions import Entity, TokenLogprob, ToolCall
 from shoal.v1 import inference_pb2, models_pb2, tensor_pb2, worker_pb2
 
 from libs.catalog.card import Card, ImageSize
@@ -26,7 +27,6 @@ from libs.models import (
     EncodeResult,
     EncodeWork,
     EntitiesWork,
-    Entity,
     Extraction,
     ExtractResult,
     Given,
@@ -56,7 +56,6 @@ from libs.models.interface.results import (
     Field,
     Tokenization,
     TokenizeResult,
-    TokenLogprob,
 )
 from libs.models.interface.work import (
     CancelCheck,
@@ -69,7 +68,6 @@ from libs.models.interface.work import (
     TextLayer,
     TextWork,
     TokenizeWork,
-    ToolCall,
     Turn,
     in_slices,
     never_cancelled,

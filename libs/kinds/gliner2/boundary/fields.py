@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Value
 
 from libs.kinds.gliner2.boundary.records import Record, RecordBound, Scores, find_records
 from libs.kinds.gliner2.boundary.spans import Span, disjoint, sent
-from libs.models.interface.results import Field, Structure, Value
+from libs.models.interface.results import Field, Structure
 from libs.models.interface.schema import SchemaField, SchemaStructure
 
 Array = NDArray[np.float32]

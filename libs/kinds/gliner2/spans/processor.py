@@ -10,6 +10,7 @@ from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Classification, Entity, LabelScore, Relation, Value
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
@@ -17,16 +18,7 @@ from libs.kinds.gliner2.card import Gliner2
 from libs.kinds.gliner2.processor import SchemaNotes, SchemaProcessor
 from libs.kinds.gliner2.schemas import SchemaPrompt
 from libs.kinds.gliner2.spans.head import Query, SchemaPlaces, SpanTask, build_queries
-from libs.models.interface.results import (
-    Classification,
-    Entity,
-    Extraction,
-    Field,
-    LabelScore,
-    Relation,
-    Structure,
-    Value,
-)
+from libs.models.interface.results import Extraction, Field, Structure
 from libs.models.interface.schema import Schema, SchemaClassification, SchemaField
 from libs.models.interface.sequences import Output, SparseRow
 from libs.models.text.heads.extraction.spans import enumerate_spans

@@ -13,15 +13,9 @@ from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Classification, Entity, LabelScore, Relation
 
-from libs.models.interface.results import (
-    Classification,
-    Entity,
-    Extraction,
-    LabelScore,
-    Relation,
-    Structure,
-)
+from libs.models.interface.results import Extraction, Structure
 from libs.models.interface.work import CancelCheck, Span
 
 _NOBODY: Final = -1
