@@ -10,7 +10,6 @@ and numpy, and `images/` on Pillow too; nothing depends on a service.
 from libs.models.interface.model import Model, Parked
 from libs.models.interface.results import (
     EncodeResult,
-    Extraction,
     ExtractResult,
     RaggedRows,
     Result,
@@ -75,7 +74,6 @@ __all__ = [
     "EncodeWork",
     "EntitiesWork",
     "ExtractResult",
-    "Extraction",
     "Forwarded",
     "GeneratedIds",
     "Given",

@@ -21,6 +21,7 @@ from gliner2.inference import overlap
 from gliner2.models.boundary import engine
 from safetensors.torch import load_file, save_file
 from scipy.optimize import linear_sum_assignment
+from shoal.extractions import Extraction
 
 from libs.catalog.detect import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
@@ -33,7 +34,6 @@ from libs.kinds.gliner2.schemas import word_pattern
 from libs.kinds.gliner2.spans import processor as structure
 from libs.models import (
     EntitiesWork,
-    Extraction,
     Schema,
     SchemaField,
     SchemaLabel,

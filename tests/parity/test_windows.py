@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 import torch
-from shoal.extractions import Entity
+from shoal.extractions import Entity, Extraction
 
 from libs.errors import InvalidInput
 from libs.models import (
@@ -24,7 +24,6 @@ from libs.models import (
     StructureWork,
     load_model,
 )
-from libs.models.interface.results import Extraction
 from libs.models.interface.work import Work, never_cancelled
 from libs.models.text.windows.processor import WindowNotes
 from tests.parity import gliner2_models
@@ -134,6 +133,5 @@ def test_schema_is_found_in_all_of_a_text(gliner2: PackedModel) -> None:
         check_places(text, (relation.head,))
         check_places(text, (relation.tail,))
     for structure in found.structures:
-        for field in structure.fields:
-            for value in field.values:
-                assert text[value.start : value.end] == value.text
+        for _, value in structure.values():
+            assert text[value.start : value.end] == value.text

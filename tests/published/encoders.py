@@ -28,15 +28,9 @@ from sentence_transformers import (
     SentenceTransformer,
     SparseEncoder,
 )
+from shoal.extractions import Extraction
 
-from libs.models import (
-    Extraction,
-    Schema,
-    SchemaClassification,
-    SchemaField,
-    SchemaLabel,
-    SchemaStructure,
-)
+from libs.models import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 from tests.mesh.test_heads import of_schema
 from tests.mesh.test_sparse import whole
 from tests.parity import gliner2_models, test_boundary, test_gliner2

@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from shoal.extractions import Classification, Entity, LabelScore, Region, ToolCall, Value
+from shoal.extractions import (
+    Classification,
+    Entity,
+    Extraction,
+    LabelScore,
+    Region,
+    Structure,
+    ToolCall,
+    Value,
+)
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
 
@@ -17,7 +26,6 @@ from libs.models import (
     EncodeResult,
     EncodeWork,
     EntitiesWork,
-    Extraction,
     ExtractResult,
     Given,
     Part,
@@ -35,7 +43,7 @@ from libs.models import (
     Stored,
     StructureWork,
 )
-from libs.models.interface.results import Chunks, Field, Structure
+from libs.models.interface.results import Chunks
 from libs.models.interface.work import Chunking, Sampling, TextWork, Turn
 from services.worker.mesh import codec
 from services.worker.mesh.codec import Timings
@@ -515,9 +523,7 @@ def test_schemas() -> None:
                 Extraction(
                     classifications=(Classification("q", (LabelScore("l", 0.5),)),),
                     structures=(
-                        Structure(
-                            "s", (Field("f", (Value("x", 0.5, 0, 1), Value("c", 0.25)), many=True),)
-                        ),
+                        Structure("s", {"f": (Value("x", 0.5, 0, 1), Value("c", 0.25)), "g": None}),
                     ),
                 )
             ]
@@ -530,6 +536,12 @@ def test_schemas() -> None:
     assert reported == pb.Extraction(
         classifications=[pb.Classification(name="q", labels=[pb.LabelScore(label="l", score=0.5)])],
         structures=[
-            pb.Structure(name="s", fields=[pb.StructureField(name="f", values=values, list=True)])
+            pb.Structure(
+                name="s",
+                fields=[
+                    pb.StructureField(name="f", values=values, list=True),
+                    pb.StructureField(name="g"),
+                ],
+            )
         ],
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final, Protocol
 
-from shoal.extractions import TokenLogprob
+from shoal.extractions import Extraction, TokenLogprob
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from libs.models.generation.stops import StopStrings, text_before_stop
 from libs.models.generation.tools import FIELD as TOOLS_FIELD
 from libs.models.generation.tools import ToolForm
 from libs.models.interface.packed import GivenRows
-from libs.models.interface.results import Extraction, ExtractResult
+from libs.models.interface.results import ExtractResult
 from libs.models.interface.sequences import GeneratedIds, InputSequence, YieldPoint
 from libs.models.interface.work import CancelCheck, GenerationWork, Sampling, TextWork
 
@@ -203,7 +203,7 @@ def extraction(
     Raises InvalidInput if the grammar could not be followed to its end.
     """
     if not isinstance(work, TextWork):
-        return Extraction(text=whole.strip(), finish=generated.finish)
+        return Extraction(text=whole.strip(), finish_reason=generated.finish)
     text = text_before_stop(whole, work.stops)
     tokens = _tokens(len(text), generated, token_text) if generated.scores else ()
     is_whole = len(text) == len(whole)
@@ -211,7 +211,7 @@ def extraction(
     text = text if work.raw_prompt else text.strip()
     form = parse_answer(text, generated.finish) if work.json_schema and is_whole else None
     return Extraction(
-        text=text, finish=generated.finish, json=form, tokens=tokens, tool_calls=calls
+        text=text, finish_reason=generated.finish, form=form, tokens=tokens, tool_calls=calls
     )
 
 

@@ -5,23 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from shoal.extractions import (
-    Classification,
-    Entity,
-    LabelScore,
-    PageText,
-    Region,
-    Relation,
-    TokenLogprob,
-    ToolCall,
-    Value,
-)
+from shoal.extractions import Extraction
 
 from libs.models.interface.work import DataType
 
@@ -113,57 +102,9 @@ class ScoreResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """A field of a structure. Without `many` it has at most one value."""
-
-    name: str
-    values: tuple[Value, ...]
-    many: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """One instance of the schema's structure `name`, with all of its fields in their order."""
-
-    name: str
-    fields: tuple[Field, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Extraction:
-    """The results for one item: entities ordered by start, labels, relations and regions best
-    first.
-
-    Attributes:
-        pages: Texts of the item's pages, in their order.
-        document_pages: Number of pages of its documents, read or not.
-        text: Generated text.
-        finish: Reason why generation ended.
-        json: The generated object, if the model generates a form.
-        truncated: Results were dropped because the item's share of the answer is full.
-        tool_calls: Functions that the model called.
-        tokens: Tokens of `text`, if their log probabilities were requested.
-    """
-
-    entities: tuple[Entity, ...] = ()
-    labels: tuple[LabelScore, ...] = ()
-    relations: tuple[Relation, ...] = ()
-    regions: tuple[Region, ...] = ()
-    pages: tuple[PageText, ...] = ()
-    document_pages: int = 0
-    text: str = ""
-    finish: Literal["", "stop", "length"] = ""
-    json: Mapping[str, object] | None = None
-    classifications: tuple[Classification, ...] = ()
-    structures: tuple[Structure, ...] = ()
-    truncated: bool = False
-    tool_calls: tuple[ToolCall, ...] = ()
-    tokens: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class ExtractResult:
-    """Entry i for item i.
+    """Entry i for item i: entities are ordered by start, and labels, relations and regions best
+    first.
 
     Attributes:
         output_tokens: Number of generated tokens, including stop tokens.

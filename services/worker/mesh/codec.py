@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 from google.protobuf import json_format, struct_pb2
-from shoal.extractions import Entity, TokenLogprob, ToolCall
+from shoal.extractions import Entity, Extraction, TokenLogprob, ToolCall, Value, field_values
 from shoal.v1 import inference_pb2, models_pb2, tensor_pb2, worker_pb2
 
 from libs.catalog.card import Card, ImageSize
@@ -27,7 +27,6 @@ from libs.models import (
     EncodeResult,
     EncodeWork,
     EntitiesWork,
-    Extraction,
     ExtractResult,
     Given,
     Part,
@@ -53,7 +52,6 @@ from libs.models import (
 from libs.models.interface.results import (
     Chunks,
     DetokenizeResult,
-    Field,
     Tokenization,
     TokenizeResult,
 )
@@ -797,8 +795,8 @@ def _extraction(item: Extraction, check_cancelled: CancelCheck) -> inference_pb2
             for one in in_slices(item.regions, check_cancelled)
         ],
         text=item.text,
-        finish_reason=_FINISHES[item.finish],
-        json=None if item.json is None else _struct(item.json),
+        finish_reason=_FINISHES[item.finish_reason],
+        json=None if item.form is None else _struct(item.form),
         pages=[
             inference_pb2.PageText(page=one.page, text=one.text, is_text_layer=one.is_text_layer)
             for one in item.pages
@@ -815,7 +813,9 @@ def _extraction(item: Extraction, check_cancelled: CancelCheck) -> inference_pb2
             for one in item.classifications
         ],
         structures=[
-            inference_pb2.Structure(name=one.name, fields=[_field(each) for each in one.fields])
+            inference_pb2.Structure(
+                name=one.name, fields=[_field(*each) for each in one.fields.items()]
+            )
             for one in item.structures
         ],
         truncated=item.truncated,
@@ -839,12 +839,12 @@ def _struct(values: Mapping[str, object]) -> struct_pb2.Struct:
     return made
 
 
-def _field(field: Field) -> inference_pb2.StructureField:
+def _field(name: str, found: tuple[Value, ...] | Value | None) -> inference_pb2.StructureField:
     values = [
         inference_pb2.StructureValue(text=one.text, score=one.score, start=one.start, end=one.end)
-        for one in field.values
+        for one in field_values(found)
     ]
-    return inference_pb2.StructureField(name=field.name, values=values, list=field.many)
+    return inference_pb2.StructureField(name=name, values=values, list=isinstance(found, tuple))
 
 
 def _entity(found: Entity) -> inference_pb2.Entity:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from shoal.extractions import Value
+from shoal.extractions import Structure, Value
 
 from libs.kinds.gliner2.boundary.records import Record, RecordBound, Scores, find_records
 from libs.kinds.gliner2.boundary.spans import Span, disjoint, sent
-from libs.models.interface.results import Field, Structure
+from libs.kinds.gliner2.spans.processor import build_structures
 from libs.models.interface.schema import SchemaField, SchemaStructure
 
 Array = NDArray[np.float32]
@@ -81,20 +81,14 @@ class StructureReader:
     def structures(self) -> list[Structure]:
         """Return the records that have a value. Raises InvalidInput for a longer answer than
         `bound` allows."""
-        made = []
+        made: list[Structure] = []
         for row, record in enumerate(self._records):
             values = [
                 self._values(number, row, record) for number in range(len(self._asked.fields))
             ]
             self._bound.claim(sum(len(value.text) for own in values for value in own))
-            named = zip(self._asked.fields, values, strict=True)
-            made.append(
-                Structure(
-                    self._asked.name,
-                    tuple(Field(field.name, tuple(own), not field.single) for field, own in named),
-                )
-            )
-        return [one for one in made if any(field.values for field in one.fields)]
+            made += build_structures(self._asked.name, self._asked.fields, values)
+        return made
 
     def _values(self, number: int, row: int, record: Record) -> list[Value]:
         field = self._asked.fields[number]

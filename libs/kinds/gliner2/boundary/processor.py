@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
-from shoal.extractions import Entity, Relation
+from shoal.extractions import Entity, Extraction, Relation, Structure
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
@@ -22,7 +22,6 @@ from libs.kinds.gliner2.card import Boundary
 from libs.kinds.gliner2.processor import SchemaNotes, SchemaProcessor, ended
 from libs.kinds.gliner2.schemas import BEFORE_TEXT, THRESHOLD, SchemaPrompt
 from libs.kinds.gliner2.spans.processor import classifications
-from libs.models.interface.results import Extraction, Structure
 from libs.models.interface.schema import Schema
 from libs.models.interface.sequences import Output, SparseRow
 from libs.models.text.processing.answers import sigmoid

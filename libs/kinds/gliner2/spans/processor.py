@@ -4,13 +4,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from shoal.extractions import Classification, Entity, LabelScore, Relation, Value
+from shoal.extractions import (
+    Classification,
+    Entity,
+    Extraction,
+    LabelScore,
+    Relation,
+    Structure,
+    Value,
+)
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
@@ -18,7 +26,6 @@ from libs.kinds.gliner2.card import Gliner2
 from libs.kinds.gliner2.processor import SchemaNotes, SchemaProcessor
 from libs.kinds.gliner2.schemas import SchemaPrompt
 from libs.kinds.gliner2.spans.head import Query, SchemaPlaces, SpanTask, build_queries
-from libs.models.interface.results import Extraction, Field, Structure
 from libs.models.interface.schema import Schema, SchemaClassification, SchemaField
 from libs.models.interface.sequences import Output, SparseRow
 from libs.models.text.heads.extraction.spans import enumerate_spans
@@ -185,15 +192,9 @@ class _Answers:
     ) -> list[Structure]:
         """Yield one instance, if any field has a value."""
         schema = self._notes.schema.structures[number]
-        made = [
-            Field(
-                schema.fields[query.field].name,
-                self._values(number, query.field, found),
-                not schema.fields[query.field].single,
-            )
-            for query, found in fields
-        ]
-        return [Structure(schema.name, tuple(made))] if any(one.values for one in made) else []
+        values = [self._values(number, query.field, found) for query, found in fields]
+        asked = [schema.fields[query.field] for query, _ in fields]
+        return build_structures(schema.name, asked, values)
 
     def _values(self, structure: int, number: int, found: tuple[Ids, Array]) -> tuple[Value, ...]:
         asked = self._notes.schema.structures[structure].fields[number]
@@ -226,6 +227,17 @@ class _Answers:
             if values
             else []
         )
+
+
+def build_structures(
+    name: str, fields: Iterable[SchemaField], values: Iterable[Sequence[Value]]
+) -> list[Structure]:
+    """Return a structure with the values of its fields; none if no field has a value."""
+    found: dict[str, tuple[Value, ...] | Value | None] = {
+        field.name: next(iter(own), None) if field.single else tuple(own)
+        for field, own in zip(fields, values, strict=True)
+    }
+    return [Structure(name, found)] if any(found.values()) else []
 
 
 def classifications(schema: Schema, logits: Array) -> Iterator[Classification]:
