@@ -17,13 +17,6 @@ from libs.models.interface.results import (
     SparseRows,
     Stored,
 )
-from libs.models.interface.schema import (
-    Schema,
-    SchemaClassification,
-    SchemaField,
-    SchemaLabel,
-    SchemaStructure,
-)
 from libs.models.interface.sequences import (
     GENERATE,
     Forwarded,
@@ -94,11 +87,6 @@ __all__ = [
     "Result",
     "Role",
     "Scale",
-    "Schema",
-    "SchemaClassification",
-    "SchemaField",
-    "SchemaLabel",
-    "SchemaStructure",
     "ScoreResult",
     "ScoreWork",
     "SparseRow",

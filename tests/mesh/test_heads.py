@@ -205,31 +205,8 @@ def test_all_parts_of_a_schema(
         made = boundary_models.make_boundary(tmp_path, {})
     made.directory.rename(checkpoints / "random" / name)
     flat = test_gliner2.ours if name == "gliner2" else test_boundary.ours
-    asked = models.Schema(
-        (models.SchemaLabel("person"), models.SchemaLabel("licence name", "what it is called")),
-        (
-            models.SchemaClassification(
-                "tone",
-                (models.SchemaLabel("calm", "with no haste"), models.SchemaLabel("angry")),
-                True,
-                0.5,
-            ),
-        ),
-        (models.SchemaLabel("runs"),),
-        (
-            models.SchemaStructure(
-                "licence",
-                (
-                    models.SchemaField("name", single=True),
-                    models.SchemaField("kind", single=True, choices=("free", "not free")),
-                    models.SchemaField("rights"),
-                ),
-            ),
-        ),
-        0.3,
-    )
     model = test_gliner2.load(checkpoints / "random" / name)
-    wanted = test_gliner2.run(model, models.StructureWork(gliner2_models.TEXTS, asked))[0]
+    wanted = test_gliner2.run(model, models.StructureWork(gliner2_models.TEXTS, SCHEMA))[0]
     answer = client.extract(f"random/{name}", gliner2_models.TEXTS, SCHEMA)
     kinds = set()
     for one, other in zip(answer, wanted, strict=True):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from shoal.extractions import Extraction
+from shoal.schema import Schema, SchemaField, SchemaLabel, SchemaStructure
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from libs.catalog.detect import read_card
@@ -26,10 +27,6 @@ from libs.models import (
     EntitiesWork,
     ExtractResult,
     PackedModel,
-    Schema,
-    SchemaField,
-    SchemaLabel,
-    SchemaStructure,
     StructureWork,
     load_model,
 )

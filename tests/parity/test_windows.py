@@ -10,20 +10,10 @@ from typing import cast
 import pytest
 import torch
 from shoal.extractions import Entity, Extraction
+from shoal.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 
 from libs.errors import InvalidInput
-from libs.models import (
-    EntitiesWork,
-    ExtractResult,
-    PackedModel,
-    Schema,
-    SchemaClassification,
-    SchemaField,
-    SchemaLabel,
-    SchemaStructure,
-    StructureWork,
-    load_model,
-)
+from libs.models import EntitiesWork, ExtractResult, PackedModel, StructureWork, load_model
 from libs.models.interface.work import Work, never_cancelled
 from libs.models.text.windows.processor import WindowNotes
 from tests.parity import gliner2_models

@@ -16,6 +16,7 @@ from shoal.extractions import (
     ToolCall,
     Value,
 )
+from shoal.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
 
@@ -33,17 +34,13 @@ from libs.models import (
     RegionsWork,
     RelationsWork,
     Result,
-    Schema,
-    SchemaClassification,
-    SchemaField,
-    SchemaLabel,
-    SchemaStructure,
     ScoreResult,
     ScoreWork,
     Stored,
     StructureWork,
 )
 from libs.models.interface.results import Chunks
+from libs.models.interface.schema import schema_texts
 from libs.models.interface.work import Chunking, Sampling, TextWork, Turn
 from services.worker.mesh import codec
 from services.worker.mesh.codec import Timings
@@ -510,13 +507,13 @@ def test_schemas() -> None:
         (SchemaLabel("a", "b", 0.5),),
         (SchemaClassification("q", (SchemaLabel("l"),), True, 0.0, "e"),),
         (SchemaLabel("r"),),
-        (SchemaStructure("s", (SchemaField("f", True, ("c",), "d", 0.25), SchemaField("g"))),),
+        (SchemaStructure("s", (SchemaField("f", "str", ("c",), "d", 0.25), SchemaField("g"))),),
         0.75,
     )
     assert codec.to_work(worker_pb2.Job(extract=request)) == StructureWork(
         ["a text"], asked, "start"
     )
-    assert sorted(filter(None, asked.texts())) == sorted("abqelrsfcdg")
+    assert sorted(text for _, text in schema_texts(asked) if text) == sorted("abqelrsfcdg")
     [reported] = sent(
         ExtractResult(
             [

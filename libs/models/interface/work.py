@@ -14,10 +14,10 @@ from typing import Final, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from shoal.extractions import ToolCall
+from shoal.schema import Schema
 
 from libs.catalog.card import Card
 from libs.documents.joined_text import PagedText
-from libs.models.interface.schema import Schema
 
 Role = Literal["", "query", "document"]
 Representation = Literal["dense", "sparse", "multi_vector"]

@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias, TypeVar
 import numpy as np
 from google.protobuf import json_format, struct_pb2
 from shoal.extractions import Entity, Extraction, TokenLogprob, ToolCall, Value, field_values
+from shoal.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 from shoal.v1 import inference_pb2, models_pb2, tensor_pb2, worker_pb2
 
 from libs.catalog.card import Card, ImageSize
@@ -37,11 +38,6 @@ from libs.models import (
     Result,
     Role,
     Scale,
-    Schema,
-    SchemaClassification,
-    SchemaField,
-    SchemaLabel,
-    SchemaStructure,
     ScoreResult,
     ScoreWork,
     Stored,
@@ -610,9 +606,11 @@ def _label(label: inference_pb2.SchemaLabel) -> SchemaLabel:
 
 
 def _schema_field(field: inference_pb2.SchemaField) -> SchemaField:
-    single = field.kind == inference_pb2.SchemaField.KIND_STRING
+    dtype: Literal["str", "list"] = (
+        "str" if field.kind == inference_pb2.SchemaField.KIND_STRING else "list"
+    )
     return SchemaField(
-        field.name, single, tuple(field.choices), field.description, _threshold(field)
+        field.name, dtype, tuple(field.choices), field.description, _threshold(field)
     )
 
 

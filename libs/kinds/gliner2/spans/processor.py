@@ -19,6 +19,7 @@ from shoal.extractions import (
     Structure,
     Value,
 )
+from shoal.schema import Schema, SchemaClassification, SchemaField
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
@@ -26,7 +27,6 @@ from libs.kinds.gliner2.card import Gliner2
 from libs.kinds.gliner2.processor import SchemaNotes, SchemaProcessor
 from libs.kinds.gliner2.schemas import SchemaPrompt
 from libs.kinds.gliner2.spans.head import Query, SchemaPlaces, SpanTask, build_queries
-from libs.models.interface.schema import Schema, SchemaClassification, SchemaField
 from libs.models.interface.sequences import Output, SparseRow
 from libs.models.text.heads.extraction.spans import enumerate_spans
 from libs.models.text.processing.answers import best_first, labels_reaching, sigmoid
@@ -124,11 +124,11 @@ class _Answers:
                 entities = [
                     one
                     for query, found in fields
-                    for one in self._entities(schema.entities[query.field].name, found)
+                    for one in self._entities(schema.entities[query.field].label, found)
                 ]
             else:
                 relations += self._relation(
-                    schema.relations[task - first].name, [found for _, found in fields]
+                    schema.relations[task - first].label, [found for _, found in fields]
                 )
         return Extraction(
             entities=tuple(sorted(entities, key=lambda one: (one.start, one.end))),
@@ -203,7 +203,7 @@ class _Answers:
                 asked, self._notes.prompt.tasks[structure].fields[number].choices or (), found
             )
         spans = self._spans(found)
-        if asked.single:
+        if asked.dtype == "str":
             spans = iter([span for span in [next(spans, None)] if span is not None])
         return tuple(Value(self._text[start:end], score, start, end) for start, end, score in spans)
 
@@ -222,7 +222,7 @@ class _Answers:
             self._bound.claim(len(value.text))
         return tuple(
             values
-            if not asked.single
+            if asked.dtype == "list"
             else [max(values, key=lambda one: one.score)]
             if values
             else []
@@ -234,7 +234,7 @@ def build_structures(
 ) -> list[Structure]:
     """Return a structure with the values of its fields; none if no field has a value."""
     found: dict[str, tuple[Value, ...] | Value | None] = {
-        field.name: next(iter(own), None) if field.single else tuple(own)
+        field.name: next(iter(own), None) if field.dtype == "str" else tuple(own)
         for field, own in zip(fields, values, strict=True)
     }
     return [Structure(name, found)] if any(found.values()) else []
@@ -253,6 +253,6 @@ def _labels(question: SchemaClassification, logits: Array) -> tuple[LabelScore, 
     """Return the labels that reach the threshold, and always the best one."""
     scores = sigmoid(logits) if question.multi_label else softmax(logits)
     ranked = best_first(
-        [(one.name, score) for one, score in zip(question.labels, scores, strict=True)], None
+        [(one.label, score) for one, score in zip(question.labels, scores, strict=True)], None
     )
     return labels_reaching(ranked, question.threshold)
