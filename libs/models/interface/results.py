@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from shoal.extractions import Extraction
+from shoal.tokens import Tokens
 
 from libs.models.interface.work import DataType
 
@@ -115,36 +116,6 @@ class ExtractResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenization:
-    """The tokens of one text.
-
-    Attributes:
-        count: Tokens of the whole text.
-        kept_tokens: Tokens that Encode would keep.
-        ids: Ids of the returned tokens, [tokens] uint32. Empty for a count only, as are all fields
-            below.
-        starts: First character of each token, code points, [tokens] uint32; 0 for special tokens.
-        ends: Character after each token.
-        names: The tokens as the vocabulary writes them; empty unless requested.
-        special_before: Number of returned special tokens before the text.
-        special_after: Number of returned special tokens after the text.
-        kept_start: First character that Encode would keep.
-        kept_end: Character after the last one that Encode would keep.
-    """
-
-    count: int
-    kept_tokens: int
-    ids: NDArray[np.uint32]
-    starts: NDArray[np.uint32]
-    ends: NDArray[np.uint32]
-    names: tuple[str, ...] = ()
-    special_before: int = 0
-    special_after: int = 0
-    kept_start: int = 0
-    kept_end: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class TokenizeResult:
     """Entry i for text i.
 
@@ -152,7 +123,7 @@ class TokenizeResult:
         max_tokens: The model's limit.
     """
 
-    items: list[Tokenization]
+    items: list[Tokens]
     max_tokens: int
 
 

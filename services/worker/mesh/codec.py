@@ -16,6 +16,7 @@ import numpy as np
 from google.protobuf import json_format, struct_pb2
 from shoal.extractions import Entity, Extraction, TokenLogprob, ToolCall, Value, field_values
 from shoal.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
+from shoal.tokens import Tokens
 from shoal.v1 import inference_pb2, models_pb2, tensor_pb2, worker_pb2
 
 from libs.catalog.card import Card, ImageSize
@@ -45,12 +46,7 @@ from libs.models import (
     Truncation,
     Work,
 )
-from libs.models.interface.results import (
-    Chunks,
-    DetokenizeResult,
-    Tokenization,
-    TokenizeResult,
-)
+from libs.models.interface.results import Chunks, DetokenizeResult, TokenizeResult
 from libs.models.interface.work import (
     CancelCheck,
     Chunking,
@@ -755,7 +751,7 @@ def _scores(result: ScoreResult) -> tensor_pb2.Tensor:
     )
 
 
-def _tokenization(text: Tokenization) -> inference_pb2.Tokenization:
+def _tokenization(text: Tokens) -> inference_pb2.Tokenization:
     return inference_pb2.Tokenization(
         count=text.count,
         ids=text.ids.tolist(),
