@@ -94,6 +94,7 @@ Turn: TypeAlias = (
 )
 # What to do with the text that a document's pages have already.
 TextLayer = Literal["prefer", "only", "never"]
+TextKind = Literal["caption", "detailed_caption", "ocr", "ocr_regions"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 # An entity that the caller knows: start and end (exclusive) in code points, and its label if it has
 # one; or an Entity of a result.
@@ -247,7 +248,7 @@ class ReadText:
         item_role: "tool": the items are the return values of a function that was called in `turns`.
     """
 
-    kind: Literal["caption", "detailed_caption", "ocr", "ocr_regions"] = "caption"
+    kind: TextKind = "caption"
     max_tokens: int = 0
     text_layer: TextLayer | None = None
     instruction: str = ""
