@@ -108,19 +108,19 @@ def package_schema(schema: Asked, records: bool = False) -> Any:
                 **ways,
             )
     if schema.entities:
-        made.entities({one.name: _config(one) for one in schema.entities})
+        made.entities({one.label: _config(one) for one in schema.entities})
     for question in schema.classifications:
-        labels = {one.name: one.description for one in question.labels if one.description}
+        labels = {one.label: one.description for one in question.labels if one.description}
         made.classification(
             question.name,
-            [one.name for one in question.labels],
+            [one.label for one in question.labels],
             question.multi_label,
             0.5 if question.threshold is None else question.threshold,
             **({"prompt": question.description} if question.description else {}),
             **({"label_descriptions": labels} if labels else {}),
         )
     if schema.relations:
-        made.relations({one.name: _config(one) for one in schema.relations})
+        made.relations({one.label: _config(one) for one in schema.relations})
     return made
 
 

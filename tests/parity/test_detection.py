@@ -184,9 +184,11 @@ def reference_regions(written: Written, data: bytes, label: int, threshold: floa
     )[0]
     boxes = found["boxes"].clamp(min=0).minimum(torch.tensor([width, height, width, height]))
     return [
-        Region(*box, LABELS[label], score)
-        for score, box in zip(found["scores"].tolist(), boxes.tolist(), strict=True)
-        if box[2] > box[0] and box[3] > box[1]
+        Region(left, top, right, bottom, LABELS[label], score)
+        for score, (left, top, right, bottom) in zip(
+            found["scores"].tolist(), boxes.tolist(), strict=True
+        )
+        if right > left and bottom > top
     ]
 
 

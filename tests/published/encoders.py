@@ -31,7 +31,6 @@ from sentence_transformers import (
 from shoal.extractions import Extraction
 from shoal.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 
-from tests.mesh.test_heads import of_schema
 from tests.mesh.test_sparse import whole
 from tests.parity import gliner2_models, test_boundary, test_gliner2
 from tests.parity.image_repositories import canonical
@@ -143,7 +142,7 @@ def _of_schema(
     for text, answer, one in zip(
         TEXTS, theirs.answers(TEXTS, SCHEMA), client.extract(model, TEXTS, SCHEMA), strict=True
     ):
-        ours, wanted = flat.ours(of_schema(one)), flat.theirs(text, answer, SCHEMA)
+        ours, wanted = flat.ours(one), flat.theirs(text, answer, SCHEMA)
         # Of a classification with one answer the package gives the best label only.
         topics = sorted(
             (place for place in ours if place[0] == "class"), key=lambda place: ours[place]

@@ -19,6 +19,7 @@ from shoal.schema import Schema
 from shoal.tasks import Aggregation as Aggregation
 from shoal.tasks import ChunkMethod as ChunkMethod
 from shoal.tasks import Span as Span
+from shoal.tasks import Speaker
 from shoal.tasks import TextKind as TextKind
 from shoal.tasks import TextLayer as TextLayer
 
@@ -257,7 +258,7 @@ class Turn:
         tool_calls: The tool calls of an assistant.
     """
 
-    role: Literal["user", "assistant", "system", "tool"]
+    role: Speaker
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
 

@@ -10,11 +10,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from google.protobuf import json_format, struct_pb2
 from shoal.extractions import Entity, Extraction, TokenLogprob, ToolCall, Value, field_values
+from shoal.requests import words
+from shoal.requests.words import inverse
 from shoal.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 from shoal.tokens import Tokens
 from shoal.v1 import inference_pb2, models_pb2, tensor_pb2, worker_pb2
@@ -23,9 +25,7 @@ from libs.catalog.card import Card, ImageSize
 from libs.documents import CAN_READ
 from libs.errors import InvalidInput, ShoalError, TaskNotSupported
 from libs.models import (
-    Aggregation,
     ClassifyWork,
-    DataType,
     EncodeResult,
     EncodeWork,
     EntitiesWork,
@@ -35,10 +35,7 @@ from libs.models import (
     Parts,
     RegionsWork,
     RelationsWork,
-    Representation,
     Result,
-    Role,
-    Scale,
     ScoreResult,
     ScoreWork,
     Stored,
@@ -50,12 +47,9 @@ from libs.models.interface.results import Chunks, DetokenizeResult, TokenizeResu
 from libs.models.interface.work import (
     CancelCheck,
     Chunking,
-    ChunkMethod,
     DetokenizeWork,
     Sampling,
     Span,
-    TextKind,
-    TextLayer,
     TextWork,
     TokenizeWork,
     Turn,
@@ -67,6 +61,8 @@ from libs.serving.calls.status import MAX_FIELD, MAX_MESSAGE
 from libs.versions import WIRE_VERSION
 
 _Word = TypeVar("_Word")
+_Unset = TypeVar("_Unset")
+_Value = TypeVar("_Value", bound=int)
 _Response: TypeAlias = (
     inference_pb2.EncodeResponse
     | inference_pb2.ScoreResponse
@@ -76,104 +72,22 @@ _Response: TypeAlias = (
 )
 _ITEM = re.compile(r"(items|documents|texts|sequences)\[(\d{1,9})\]")
 
-_ROLES: dict[int, Role] = {
-    inference_pb2.ROLE_UNSPECIFIED: "",
-    inference_pb2.ROLE_QUERY: "query",
-    inference_pb2.ROLE_DOCUMENT: "document",
-}
-_REPRESENTATIONS: dict[int, Representation] = {
-    inference_pb2.REPRESENTATION_DENSE: "dense",
-    inference_pb2.REPRESENTATION_SPARSE: "sparse",
-    inference_pb2.REPRESENTATION_MULTI_VECTOR: "multi_vector",
-}
-_TRUNCATIONS: dict[int, Truncation] = {
-    inference_pb2.TRUNCATION_UNSPECIFIED: "default",
-    inference_pb2.TRUNCATION_NONE: "none",
-    inference_pb2.TRUNCATION_END: "end",
-    inference_pb2.TRUNCATION_START: "start",
-    inference_pb2.TRUNCATION_WINDOWS: "windows",
-}
-_SCALES: dict[int, Scale] = {
-    inference_pb2.SCORE_SCALE_UNSPECIFIED: "",
-    inference_pb2.SCORE_SCALE_LOGIT: "logit",
-    inference_pb2.SCORE_SCALE_PROBABILITY: "probability",
-}
-_AGGREGATIONS: dict[int, Aggregation] = {
-    inference_pb2.AGGREGATION_UNSPECIFIED: "simple",
-    inference_pb2.AGGREGATION_NONE: "none",
-    inference_pb2.AGGREGATION_SIMPLE: "simple",
-    inference_pb2.AGGREGATION_FIRST: "first",
-    inference_pb2.AGGREGATION_AVERAGE: "average",
-    inference_pb2.AGGREGATION_MAX: "max",
-}
-_DATA_TYPES: dict[int, DataType] = {
-    tensor_pb2.DATA_TYPE_UNSPECIFIED: "float32",
-    tensor_pb2.DATA_TYPE_FLOAT32: "float32",
-    tensor_pb2.DATA_TYPE_FLOAT16: "float16",
-    tensor_pb2.DATA_TYPE_BFLOAT16: "bfloat16",
-    tensor_pb2.DATA_TYPE_INT8: "int8",
-    tensor_pb2.DATA_TYPE_UINT8: "uint8",
-    tensor_pb2.DATA_TYPE_BINARY: "binary",
-}
-_STORED_TYPES: dict[DataType, tensor_pb2.DataType] = {
-    "float32": tensor_pb2.DATA_TYPE_FLOAT32,
-    "float16": tensor_pb2.DATA_TYPE_FLOAT16,
-    "bfloat16": tensor_pb2.DATA_TYPE_BFLOAT16,
-    "int8": tensor_pb2.DATA_TYPE_INT8,
-    "uint8": tensor_pb2.DATA_TYPE_UINT8,
-    "binary": tensor_pb2.DATA_TYPE_BINARY,
-}
-_TASKS: dict[str, models_pb2.Task] = {
-    "encode": models_pb2.TASK_ENCODE,
-    "score": models_pb2.TASK_SCORE,
-    "entities": models_pb2.TASK_ENTITIES,
-    "classify": models_pb2.TASK_CLASSIFY,
-    "relations": models_pb2.TASK_RELATIONS,
-    "regions": models_pb2.TASK_REGIONS,
-    "text": models_pb2.TASK_TEXT,
-    "structure": models_pb2.TASK_STRUCTURE,
-}
+_ROLES = inverse(words.ROLES)
+_REPRESENTATIONS = inverse(words.REPRESENTATIONS)
+_TRUNCATIONS = inverse(words.TRUNCATIONS)
+_SCALES = inverse(words.SCALES)
+_AGGREGATIONS = inverse(words.AGGREGATIONS)
+_DATA_TYPES = inverse(words.DATA_TYPES)
+_TEXT_KINDS = inverse(words.TEXT_KINDS)
+_TEXT_LAYERS = inverse(words.TEXT_LAYERS)
+_CHUNK_METHODS = inverse(words.CHUNK_METHODS)
+_SPEAKERS = inverse(words.SPEAKERS)
+_FIELD_DTYPES = inverse(words.FIELD_DTYPES)
 _INPUTS: dict[str, models_pb2.InputKind] = {
     "text": models_pb2.INPUT_KIND_TEXT,
     "image": models_pb2.INPUT_KIND_IMAGE,
 }
 _TEXT_AND_DOCUMENTS = (models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_DOCUMENT_TEXT)
-_KINDS: dict[int, TextKind] = {
-    inference_pb2.TextTask.KIND_UNSPECIFIED: "caption",
-    inference_pb2.TextTask.KIND_CAPTION: "caption",
-    inference_pb2.TextTask.KIND_DETAILED_CAPTION: "detailed_caption",
-    inference_pb2.TextTask.KIND_OCR: "ocr",
-    inference_pb2.TextTask.KIND_OCR_REGIONS: "ocr_regions",
-}
-_TEXT_LAYERS: dict[int, TextLayer] = {
-    inference_pb2.TextTask.TEXT_LAYER_UNSPECIFIED: "prefer",
-    inference_pb2.TextTask.TEXT_LAYER_PREFER: "prefer",
-    inference_pb2.TextTask.TEXT_LAYER_ONLY: "only",
-    inference_pb2.TextTask.TEXT_LAYER_NEVER: "never",
-}
-_METHODS: dict[int, ChunkMethod] = {
-    inference_pb2.Chunking.METHOD_UNSPECIFIED: "sentences",
-    inference_pb2.Chunking.METHOD_SENTENCES: "sentences",
-    inference_pb2.Chunking.METHOD_TOKENS: "tokens",
-    inference_pb2.Chunking.METHOD_MARKDOWN: "markdown",
-    inference_pb2.Chunking.METHOD_SPANS: "spans",
-}
-_SPEAKERS: dict[int, Literal["user", "assistant", "system", "tool"]] = {
-    inference_pb2.Turn.ROLE_TOOL: "tool",
-    inference_pb2.Turn.ROLE_USER: "user",
-    inference_pb2.Turn.ROLE_ASSISTANT: "assistant",
-    inference_pb2.Turn.ROLE_SYSTEM: "system",
-}
-_FINISHES: dict[str, inference_pb2.FinishReason] = {
-    "": inference_pb2.FINISH_REASON_UNSPECIFIED,
-    "stop": inference_pb2.FINISH_REASON_STOP,
-    "length": inference_pb2.FINISH_REASON_LENGTH,
-}
-_FORMS: dict[str, inference_pb2.Representation] = {
-    "dense": inference_pb2.REPRESENTATION_DENSE,
-    "sparse": inference_pb2.REPRESENTATION_SPARSE,
-    "multi_vector": inference_pb2.REPRESENTATION_MULTI_VECTOR,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +244,8 @@ def to_card(
         model=card.model,
         revision=card.revision,
         family=card.family,
-        tasks=[_TASKS[task] for task in card.tasks],
-        representations=[_FORMS[form] for form in card.representations],
+        tasks=[words.TASKS[task] for task in card.tasks],
+        representations=[words.REPRESENTATIONS[form] for form in card.representations],
         dimensions=card.dimensions,
         multi_vector_dimensions=card.multi_vector_dimensions,
         max_tokens=card.max_tokens,
@@ -390,15 +304,15 @@ def _encode_work(
     return EncodeWork(
         texts=texts,
         parts=parts,
-        role=_word(_ROLES, request.role, "role"),
+        role=_word_or("", _ROLES, request.role, "role"),
         representations=tuple(
             _word(_REPRESENTATIONS, form, "representations") for form in request.representations
         ),
-        data_type=_word(_DATA_TYPES, request.data_type, "data_type"),
+        data_type=_word_or("float32", _DATA_TYPES, request.data_type, "data_type"),
         dimensions=request.dimensions,
         normalize=request.normalize if request.HasField("normalize") else None,
         instruction=request.instruction,
-        truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
+        truncation=_word_or("default", _TRUNCATIONS, request.truncation, "truncation"),
         pooling_factor=request.pooling_factor,
         adapter=request.adapter,
         chunking=_chunking(request.chunking, max_chunks) if request.HasField("chunking") else None,
@@ -412,9 +326,8 @@ def _encode_work(
 
 
 def _chunking(chunking: inference_pb2.Chunking, max_chunks: int) -> Chunking:
-    method = _word(_METHODS, chunking.method, "chunking.method")
     return Chunking(
-        method,
+        _word_or("sentences", _CHUNK_METHODS, chunking.method, "chunking.method"),
         chunking.max_tokens,
         chunking.overlap,
         chunking.late,
@@ -436,8 +349,8 @@ def _score_work(request: inference_pb2.ScoreRequest, scope: str | None) -> Score
         documents=documents,
         parts=parts,
         instruction=request.instruction,
-        scale=_word(_SCALES, request.scale, "scale"),
-        truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
+        scale=_word_or("", _SCALES, request.scale, "scale"),
+        truncation=_word_or("default", _TRUNCATIONS, request.truncation, "truncation"),
         adapter=request.adapter,
         window_overlap=_window_overlap(request),
     )
@@ -452,7 +365,7 @@ def _window_overlap(
 def _extract_work(
     request: inference_pb2.ExtractRequest, scope: str | None, job_id: str
 ) -> EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork | StructureWork:
-    truncation = _word(_TRUNCATIONS, request.truncation, "truncation")
+    truncation: Truncation = _word_or("default", _TRUNCATIONS, request.truncation, "truncation")
     overlap = _window_overlap(request)
     match request.WhichOneof("task"):
         case "entities":
@@ -462,7 +375,9 @@ def _extract_work(
                 labels=tuple(entities.labels),
                 threshold=entities.threshold if entities.HasField("threshold") else None,
                 flat=entities.flat if entities.HasField("flat") else True,
-                aggregation=_word(_AGGREGATIONS, entities.aggregation, "entities.aggregation"),
+                aggregation=_word_or(
+                    "simple", _AGGREGATIONS, entities.aggregation, "entities.aggregation"
+                ),
                 truncation=truncation,
                 window_overlap=overlap,
             )
@@ -505,9 +420,11 @@ def _extract_work(
             texts, parts = _contents(request.items, "items", scope)
             return TextWork(
                 texts=texts,
-                text_kind=_word(_KINDS, request.text.kind, "text.kind"),
+                text_kind=_word_or("caption", _TEXT_KINDS, request.text.kind, "text.kind"),
                 max_tokens=request.text.max_tokens,
-                text_layer=_word(_TEXT_LAYERS, request.text.text_layer, "text.text_layer"),
+                text_layer=_word_or(
+                    "prefer", _TEXT_LAYERS, request.text.text_layer, "text.text_layer"
+                ),
                 instruction=request.text.instruction,
                 region=_edges(request.text.region) if request.text.HasField("region") else None,
                 parts=parts,
@@ -549,7 +466,7 @@ def _tokenize_work(request: inference_pb2.TokenizeRequest) -> TokenizeWork:
         add_special_tokens=request.add_special_tokens
         if request.HasField("add_special_tokens")
         else True,
-        truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
+        truncation=_word_or("default", _TRUNCATIONS, request.truncation, "truncation"),
         count_only=request.count_only,
         return_tokens=request.return_tokens,
     )
@@ -602,9 +519,7 @@ def _label(label: inference_pb2.SchemaLabel) -> SchemaLabel:
 
 
 def _schema_field(field: inference_pb2.SchemaField) -> SchemaField:
-    dtype: Literal["str", "list"] = (
-        "str" if field.kind == inference_pb2.SchemaField.KIND_STRING else "list"
-    )
+    dtype = _FIELD_DTYPES.get(field.kind, "list")
     return SchemaField(
         field.name, dtype, tuple(field.choices), field.description, _threshold(field)
     )
@@ -689,8 +604,15 @@ def _given(items: Sequence[inference_pb2.Item]) -> tuple[tuple[Given, ...], ...]
     )
 
 
-def _word(words: Mapping[int, _Word], value: int, field: str) -> _Word:
-    word = words.get(value)
+def _word_or(
+    unset: _Unset, table: Mapping[_Value, _Word], value: _Value, field: str
+) -> _Word | _Unset:
+    """Return the word of a value, or `unset` for the unspecified one."""
+    return _word(table, value, field) if value else unset
+
+
+def _word(table: Mapping[_Value, _Word], value: _Value, field: str) -> _Word:
+    word = table.get(value)
     if word is None:
         raise InvalidInput(f"{field} has no value {value}", field=field)
     return word
@@ -736,7 +658,7 @@ def _chunks(chunks: Chunks) -> inference_pb2.Chunks:
 
 def _tensor(stored: Stored) -> tensor_pb2.Tensor:
     return tensor_pb2.Tensor(
-        data_type=_STORED_TYPES[stored.data_type],
+        data_type=words.DATA_TYPES[stored.data_type],
         shape=stored.shape,
         data=stored.values.tobytes(),
         scale=b"" if stored.scale is None else stored.scale.astype("<f4").tobytes(),
@@ -789,7 +711,7 @@ def _extraction(item: Extraction, check_cancelled: CancelCheck) -> inference_pb2
             for one in in_slices(item.regions, check_cancelled)
         ],
         text=item.text,
-        finish_reason=_FINISHES[item.finish_reason],
+        finish_reason=words.FINISH_REASONS[item.finish_reason] if item.finish_reason else None,
         json=None if item.form is None else _struct(item.form),
         pages=[
             inference_pb2.PageText(page=one.page, text=one.text, is_text_layer=one.is_text_layer)

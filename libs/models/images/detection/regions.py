@@ -67,6 +67,7 @@ def select_regions(
     rows, columns = np.nonzero((scores > np.asarray(thresholds, np.float32)) & inside[:, None])
     best = np.argsort(-scores[rows, columns], kind="stable")[: MAX_REGIONS + 1]
     return tuple(
-        Region(*edges[row].tolist(), asked.labels[column].name, float(scores[row, column]))
+        Region(left, top, right, bottom, asked.labels[column].name, float(scores[row, column]))
         for row, column in zip(rows[best].tolist(), columns[best].tolist(), strict=True)
+        for left, top, right, bottom in [edges[row].tolist()]
     )
