@@ -148,7 +148,7 @@ class Plan(ABC, Generic[Q, R, T]):
         return result
 
 
-_ENUM_OPTIONS: Final[Mapping[str, Mapping[str, object]]] = {
+_ENUM_OPTIONS: Final[Mapping[str, Mapping[Any, object]]] = {
     "truncation": words.TRUNCATIONS,
     "priority": words.PRIORITIES,
 }
