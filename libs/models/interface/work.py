@@ -1,8 +1,8 @@
 """The requests of a model: one Work for each job, without protobuf.
 
-`services/worker/mesh/codec.py` decodes a Job to a Work, and `PackedModel.prepare` turns a Work into
-a Prepared (`sequences.py`). Paths in errors (`items[3].text`, `documents[0].text`, `query.text`,
-`dimensions`) count from the job's first item.
+`services/worker/mesh/job_codec.py` decodes a Job to a Work, and `PackedModel.prepare` turns a Work
+into a Prepared (`sequences.py`). Paths in errors (`items[3].text`, `documents[0].text`,
+`query.text`, `dimensions`) count from the job's first item.
 """
 
 from __future__ import annotations
