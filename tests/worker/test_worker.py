@@ -229,7 +229,7 @@ async def test_batch_lost_with_its_router_is_pulled_again(tmp_path: Path, others
 
 
 class UnavailableRouter(FakeRouter):
-    """Refuses pulls while `is_unavailable`, and keeps what was asked."""
+    """Refuses pulls while `is_unavailable`, and records the requests."""
 
     is_unavailable = True
 
