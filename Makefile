@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 BRANCH = $(shell git rev-parse -q --verify main || git rev-parse -q --verify origin/main || git rev-parse HEAD)..HEAD
 # More than the cores: tests of whole meshes spend a third of their time waiting.
 TEST_PROCESSES ?= 3
+# Files with tests marked `alone`: to import all others takes half a minute.
+ALONE = $(shell grep -rlF --include='test_*.py' mark.alone tests)
 # Left out, because they take minutes: terraform-check and telemetry-check.
 WITHOUT := --ignore tests/terraform/test_terraform.py --ignore tests/telemetry/test_prometheus.py
 SEED ?= 0
@@ -51,7 +53,7 @@ test: $(VENV)/.dev native k8s-tools ## Run the tests (real redis-server, real gR
 	  case $$code in 0) ran=1;; 2) exit 2;; 5) ;; *) failed=1;; esac; \
 	}; \
 	run -m "not alone" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder; \
-	run -m alone; \
+	run -m alone $(if $(ARGS),,$(ALONE)); \
 	[ $$failed = 0 ] && [ $$ran = 1 ]
 
 test-busy: ## Run the tests while BUSY (2) other processes take all cores
