@@ -360,23 +360,31 @@ class GenerativeModel:
     def _begin(self, sequences: Sequence[InputSequence], yield_point: YieldPoint) -> None:
         """Add sequences to the loop while memory lasts. Encoders run only for sequences that could
         fit.
+
+        The first one without room ends this: later ones would take the memory that it waits for.
         """
         loop = self._decode
         left = loop.pool.unclaimed
         new: list[InputSequence] = []
         for each in sequences:
-            if id(each) not in self._writing:
+            waiting = self._writing.get(id(each))
+            if waiting is None:
                 left -= pages_for(each.tokens)
                 if left < 0 and (new or loop.sequences):
                     break
                 new.append(each)
+            elif waiting.decoding is None and not loop.has_room(waiting.request):
+                break
         if new:
             for each, request in zip(new, self._reader.requests(new, yield_point), strict=True):
                 self._writing[id(each)] = _Generation(each, request)
         for each in sequences:
             writing = self._writing.get(id(each))
-            if writing is not None and writing.decoding is None and loop.has_room(writing.request):
-                writing.decoding = loop.add(writing.request)
+            if writing is not None and writing.decoding is not None:
+                continue
+            if writing is None or not loop.has_room(writing.request):
+                return
+            writing.decoding = loop.add(writing.request)
 
     def _steps(self, writings: Sequence[_Generation], yield_point: YieldPoint) -> None:
         loop, until = self._decode, time.perf_counter() + STEPS_SECONDS
