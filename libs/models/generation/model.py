@@ -13,7 +13,7 @@ import torch
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
-from libs.kernels.attention.paged import pages_for
+from libs.kernels.attention.paged import PAGE, pages_for
 from libs.models.generation.decoding.graphs import SEQUENCES, StepGraphs
 from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.loop import DecodeLoop, compile_kernels
@@ -51,6 +51,7 @@ from libs.models.runtime.graphs.graphs import Graphs
 from libs.models.runtime.loaded.tiers import Arena, ParkedModel, copying
 from libs.models.text.checks import need_task
 from libs.models.text.tokens import TokenProcessor
+from libs.work_estimate import DEFAULT_ANSWER_TOKENS
 
 STEPS_SECONDS: Final = 0.004
 """Time for the steps of a forward, which makes at least one. Steps of small models take less time
@@ -347,6 +348,12 @@ class GenerativeModel:
         )
 
     @property
+    def pool_tokens(self) -> int:
+        """Tokens of the prompts and longest answers that fit into memory together."""
+        tokens = self.pages * PAGE
+        return min(tokens, self.slots * DEFAULT_ANSWER_TOKENS) if self.slots else tokens
+
+    @property
     def writing(self) -> int:
         """Number of sequences in progress."""
         return 0 if self._loop is None else len(self._loop.sequences)
@@ -404,8 +411,10 @@ class GenerativeModel:
 
     def _outcome(self, sequence: InputSequence) -> Output | Unfinished:
         writing = self._writing.get(id(sequence))
-        if writing is None or writing.decoding is None or writing.decoding.finish is None:
-            return Unfinished() if writing is None else Unfinished(writing.ids)
+        if writing is None or writing.decoding is None:
+            return Unfinished(has_begun=False)
+        if writing.decoding.finish is None:
+            return Unfinished(writing.ids)
         del self._writing[id(sequence)]
         finish = writing.decoding.finish
         return GeneratedIds(
