@@ -20,6 +20,8 @@ A model that no copy has measured has no speed by this rule. The assumption depe
   `assumed_speed` without peers: it sums the load of a pool's models, and the average would count a
   large model like a small one.
 
+Tokens of generated texts count by `answer_tokens` everywhere.
+
 The caller also decides which tokens count. Leased tokens count in full where work must not be
 underestimated; the scaler counts half of them (`LEASED_SHARE`), their average remainder.
 """
@@ -41,7 +43,7 @@ MIN_WEIGHT_BYTES: Final = 50_000_000
 """Smaller models are not assumed to be faster than one of this size: fixed costs dominate."""
 
 DEFAULT_ANSWER_TOKENS: Final = 256
-"""Assumed tokens of a generated text whose request does not bound them: the default of workers for
+"""Assumed tokens of a generated text if its request does not bound them: the default of workers for
 a checkpoint without one.
 """
 

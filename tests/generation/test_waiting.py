@@ -1,5 +1,5 @@
-"""Generations that wait for memory: their order, what a worker counts of them, and how many it
-takes in.
+"""Generations that wait for memory: their order, their tokens as waiting work, and the number that
+a worker takes in.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_long_answer_is_not_overtaken_for_ever(model: GenerativeModel) -> None:
 
 
 class RecordingMeter(Meter):
-    """Adds up what it was given."""
+    """Adds up its measurements."""
 
     def __init__(self) -> None:
         super().__init__()
