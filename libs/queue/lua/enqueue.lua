@@ -1,5 +1,6 @@
 -- groups: {jobs, tokens of the group in later calls, {id, tenant, weight, tokens, deadline, class,
 -- payload} * jobs} * groups
+-- everywhere: notify all routers and schedulers if the lane was empty, not only its watchers.
 -- Returns 1 or 0 for each group: admitted or not. max_tokens < 0: no limit, for the later calls of
 -- a group.
 local state = call('HMGET', meta, 'queued', 'vi', 'vb')
@@ -62,5 +63,12 @@ count('enqueued', added)
 count('enqueued_tokens', added_tokens)
 call('PEXPIRE', meta, DAY)
 call('ZADD', index, clock(now_ms), lane)
-if notify then call('PUBLISH', channel, lane) end
+if notify then
+  local was_empty = call('ZCARD', interactive) + call('ZCARD', bulk) == added
+  if was_empty and (everywhere or call('EXISTS', watchers) == 0) then
+    call('PUBLISH', channel, lane)
+  else
+    notify_watchers(channel, router_id, lane)
+  end
+end
 return admitted
