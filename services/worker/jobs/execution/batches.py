@@ -100,27 +100,24 @@ def computed(batch: Batch, jobs: Sequence[HeldJob], outcomes: Sequence[Outcome])
     """Return the batch of a generative model with the tokens that its forward computed: a prompt
     once, and each token of an answer. Nothing was computed of sequences that wait for memory.
 
-    A forward that added no token (one of a long prompt, or of a search by beams) is charged to the
-    sequences that have begun.
+    Each sequence is charged for one token at least, also one that waits: its flow had its turn, and
+    else would have all further ones until it has memory.
     """
     chosen = tuple(
         replace(one, tokens=_computed_tokens(one, outcome))
         for one, outcome in zip(batch.chosen, outcomes, strict=True)
     )
-    shares = [one.tokens for one in chosen]
-    if not any(shares):
-        shares = [int(one.has_begun) for one in chosen]
     planned: Counter[Flow] = Counter()
-    counted: Counter[Flow] = Counter()
-    for held, before, share in zip(jobs, batch.chosen, shares, strict=True):
+    charged: Counter[Flow] = Counter()
+    for held, before, one in zip(jobs, batch.chosen, chosen, strict=True):
         planned[held.flow] += before.tokens
-        counted[held.flow] += share
+        charged[held.flow] += max(1, one.tokens)
     return replace(
         batch,
         chosen=chosen,
-        tokens=counted.total(),
+        tokens=charged.total(),
         weighed={
-            flow: cost * counted[flow] / max(1, planned[flow])
+            flow: cost * charged[flow] / max(1, planned[flow])
             for flow, cost in batch.weighed.items()
         },
     )

@@ -737,9 +737,13 @@ class Runner:
         for one, held, outcome in zip(batch.chosen, jobs, outcomes, strict=True):
             if isinstance(outcome, Unfinished):
                 self._begun.add(held.number)
-                if outcome.has_begun:
-                    one = replace(one, tokens=1, counted=len(outcome.ids))
-                unfinished.setdefault(held.flow, []).append((held, one))
+                prompt = held.ready.sequences[one.index].tokens
+                again = (
+                    replace(one, tokens=1, counted=len(outcome.ids))
+                    if outcome.has_begun
+                    else replace(one, tokens=prompt, counted=None)
+                )
+                unfinished.setdefault(held.flow, []).append((held, again))
                 if held.job.stream_to and outcome.ids:
                     self._outcomes.stream(held, one.index, list(outcome.ids))
                 continue
@@ -758,9 +762,9 @@ class Runner:
             self._computing.remove(_model_and_callers(batch))
             if self._stopping:
                 return
-            for flow, again in unfinished.items():
-                waiting = [one for held, one in again if held not in broken]
-                self._waiting_room.add(batch.group, waiting, flow, again[-1][0].weight)
+            for flow, sequences in unfinished.items():
+                waiting = [one for held, one in sequences if held not in broken]
+                self._waiting_room.add(batch.group, waiting, flow, sequences[-1][0].weight)
             self._forget([*broken, *finished])
             is_idle = is_last and not self._waiting_room.tokens
         for held, error in broken.items():
