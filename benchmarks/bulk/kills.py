@@ -1,4 +1,4 @@
-"""Measure a submitted job whose processes are killed, and interactive requests beside it:
+"""Measure a submitted job under kills of all processes, and interactive requests next to it:
 `python -m benchmarks.bulk.kills`, or `make bench-bulk-kills`.
 
 A real mesh (two routers, two single-threaded workers, an edge, a durable Redis) encodes short texts
@@ -7,7 +7,7 @@ the edge, the routers, the workers and Redis. At the end each row must be in the
 sample of the vectors must equal direct answers.
 
 A client sends single texts at random times (a Poisson process) throughout, in four phases: alone;
-alone while processes are killed; beside the job; beside the job while processes are killed. The
+alone while processes are killed; next to the job; next to the job while processes are killed. The
 time of a request counts from the moment at which it was due. Kills make requests wait by
 themselves, so the job is judged by the ratio of phases with the same kills.
 """
@@ -41,7 +41,7 @@ from tests.support.submitted_job import JOB, VICTIMS, SubmittedJob, mesh_of_jobs
 
 SEED: Final = 7
 TARGET_RATIO: Final = 1.25
-"""The interactive p99 beside the job, relative to that without it."""
+"""The interactive p99 next to the job, relative to that without it."""
 MEMORY_RATIO: Final = 1.2
 """The memory of the job's process in the last fifth of the rows, relative to the first."""
 SAMPLE: Final = 1000
@@ -49,8 +49,8 @@ TOLERANCE: Final = 1e-5
 TIMEOUT_SECONDS: Final = 120.0
 POLL_SECONDS: Final = 0.5
 ALONE, ALONE_KILLED = "alone", "alone, with kills"
-BESIDE, BESIDE_KILLED = "beside the job", "beside the job, with kills"
-WITHOUT_JOB: Final = {BESIDE: ALONE, BESIDE_KILLED: ALONE_KILLED}
+NEXT, NEXT_KILLED = "next to the job", "next to the job, with kills"
+WITHOUT_JOB: Final = {NEXT: ALONE, NEXT_KILLED: ALONE_KILLED}
 
 
 @dataclass(slots=True)
@@ -71,13 +71,13 @@ class Phase:
 
 @dataclass(slots=True)
 class Found:
-    """What was seen.
+    """The results of a run.
 
     Attributes:
         seconds: The time of the job.
         memory: Rows that were done, and the memory of the job's process in KiB.
         killed: The number of kills of each process during the job.
-        error: What is wrong with the output; empty if nothing is.
+        error: The first fault of the output; empty without one.
     """
 
     rows: int
@@ -88,7 +88,7 @@ class Found:
     error: str = ""
 
     def ratio(self, phase: str) -> float | None:
-        """Return the p99 of a phase beside the job, relative to that without it."""
+        """Return the p99 of a phase next to the job, relative to that without it."""
         if phase not in WITHOUT_JOB or WITHOUT_JOB[phase] not in self.phases:
             return None
         return self.phases[phase].quantile(0.99) / self.phases[WITHOUT_JOB[phase]].quantile(0.99)
@@ -100,7 +100,7 @@ class Found:
             max((kib for rows, kib in self.memory if begin <= rows <= end), default=0)
             for begin, end in ((0, self.rows // 5), (self.rows * 4 // 5, self.rows))
         ]
-        return fifths[1] / fifths[0] if fifths[0] else float("nan")
+        return fifths[1] / fifths[0] if all(fifths) else float("nan")
 
 
 class Asker:
@@ -155,20 +155,20 @@ class Run:
             killing = asyncio.create_task(self._kill(kill_seconds, victims, over, Counter()))
             self.found.phases[ALONE_KILLED] = await self._asker.run(killing.done)
             await killing
-        describe(BESIDE)
+        describe(NEXT)
         began = time.monotonic()
         await asyncio.to_thread(self._job.submit)
         watching = asyncio.create_task(self._watch(progress, bar))
         over = _after(seconds)
         # With few rows the job may end first.
         phase = await self._asker.run(lambda: over() or watching.done())
-        self.found.phases[BESIDE] = phase
+        self.found.phases[NEXT] = phase
         if kill_seconds:
-            describe(BESIDE_KILLED)
+            describe(NEXT_KILLED)
             killing = asyncio.create_task(
                 self._kill(kill_seconds, VICTIMS, watching.done, self.found.killed)
             )
-            self.found.phases[BESIDE_KILLED] = await self._asker.run(watching.done)
+            self.found.phases[NEXT_KILLED] = await self._asker.run(watching.done)
             await killing
         await watching
         self.found.seconds = time.monotonic() - began
@@ -220,7 +220,7 @@ def _resident_kib(pid: int) -> int:
 
 
 async def _check(job: SubmittedJob, client: shoal.AsyncClient, texts: list[str]) -> str:
-    """Return what is wrong with the output of the job; empty if nothing is."""
+    """Return the first fault of the output of the job; empty without one."""
     count = min(SAMPLE, len(texts))
     sample = np.random.default_rng(SEED).choice(len(texts), count, replace=False).tolist()
     wanted = [texts[row] for row in sample]
@@ -228,7 +228,7 @@ async def _check(job: SubmittedJob, client: shoal.AsyncClient, texts: list[str])
     try:
         embedding_id = await asyncio.to_thread(job.check)
     except AssertionError as error:
-        return f"not each row once: {error}"
+        return str(error)
     if embedding_id != expected.embedding_id:
         return f"the embedding id is {embedding_id}, and directly {expected.embedding_id}"
     vectors = await asyncio.to_thread(job.vectors, sample)
@@ -303,7 +303,7 @@ def main(
         bool, typer.Option("--json", help="Print JSON with every request; tables go to stderr")
     ] = False,
 ) -> None:
-    """Measure a submitted job whose processes are killed, and interactive requests beside it."""
+    """Measure a submitted job under kills of all processes, and interactive requests next to it."""
     console = Console(stderr=as_json)
     busy = asyncio.run(busy_cores())
     found = asyncio.run(measured(rows, seconds, kill_seconds, per_second, chunk_rows, console))

@@ -43,7 +43,7 @@ from services.local.settings import Settings, known_models
 SEED: Final = 7
 TEXTS: Final = 512
 CHUNK_ROWS: Final = 128
-"""As many texts as each request of the callers has."""
+"""Each request of the callers has as many texts."""
 TARGET: Final = 0.95
 SHORT, MIXED = "short texts", "mixed texts"
 

@@ -96,21 +96,23 @@ class SubmittedJob:
 
     def check(self) -> str:
         """Check that the job completed, with each row once and none failed. Return the embedding
-        id.
+        id. Raises AssertionError.
         """
-        found = self.state()
-        assert found is not None
-        assert (found["status"], found["error"]) == ("completed", None)
-        assert found["counts"]["rows"] == found["counts"]["total_rows"] == self._count
+        wait_until(self.is_stopped, 120, "the end of the job")
+        found = self.state() or {}
+        counts = found.get("counts", {})
+        _check(found.get("status") == "completed", f"the job is {found}")
+        _check(counts["rows"] == counts["total_rows"] == self._count, f"the job has {counts}")
         first = 0
         for part in parts(self.out):
             table = parquet.read_table(part, columns=["row", "error"])
-            assert table["row"].to_pylist() == list(range(first, first + len(table))), part
-            assert table["error"].null_count == len(table), part
-            first += len(table)
-        assert first == self._count
+            rows = table["row"].to_pylist()
+            _check(rows == list(range(first, first + len(rows))), f"{part.name} has rows {rows}")
+            _check(table["error"].null_count == len(rows), f"{part.name} has failed rows")
+            first += len(rows)
+        _check(first == self._count, f"the parts have {first:,} of {self._count:,} rows")
         embedding_id = manifest_of(self.out).embedding_id
-        assert embedding_id == found["embedding_id"]
+        _check(embedding_id == found["embedding_id"], f"the parts have {embedding_id}: {found}")
         return embedding_id
 
     def vectors(self, rows: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -130,3 +132,9 @@ class SubmittedJob:
         except (OSError, asyncio.IncompleteReadError):
             return None
         return reply.json if reply.status == 200 else None
+
+
+def _check(is_true: bool, otherwise: str) -> None:
+    """Raises AssertionError with a message, for a benchmark without pytest, too."""
+    if not is_true:
+        raise AssertionError(otherwise[:2000])
