@@ -19,7 +19,6 @@ import json
 import random
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
@@ -63,7 +62,7 @@ class Phase:
     """
 
     seconds: list[float] = field(default_factory=list)
-    failed: Counter[str] = field(default_factory=Counter)
+    failed: dict[str, int] = field(default_factory=dict)
 
     def quantile(self, share: float) -> float:
         return float(np.quantile(self.seconds, share)) if self.seconds else float("nan")
@@ -84,7 +83,7 @@ class Found:
     seconds: float = 0.0
     phases: dict[str, Phase] = field(default_factory=dict)
     memory: list[tuple[int, int]] = field(default_factory=list)
-    killed: Counter[str] = field(default_factory=Counter)
+    killed: dict[str, int] = field(default_factory=dict)
     error: str = ""
 
     def ratio(self, phase: str) -> float | None:
@@ -129,7 +128,7 @@ class Asker:
         try:
             await self._client.encode(self._model, text, timeout=TIMEOUT_SECONDS)
         except shoal.ShoalError as error:
-            phase.failed[error.reason] += 1
+            phase.failed[error.reason] = phase.failed.get(error.reason, 0) + 1
         else:
             phase.seconds.append(time.monotonic() - due)
 
@@ -152,7 +151,7 @@ class Run:
             describe(ALONE_KILLED)
             victims = [victim for victim in VICTIMS if victim != JOB]
             over = _after(kill_seconds * (len(victims) + 1))
-            killing = asyncio.create_task(self._kill(kill_seconds, victims, over, Counter()))
+            killing = asyncio.create_task(self._kill(kill_seconds, victims, over, {}))
             self.found.phases[ALONE_KILLED] = await self._asker.run(killing.done)
             await killing
         describe(NEXT)
@@ -178,7 +177,7 @@ class Run:
         seconds: float,
         victims: Sequence[str],
         is_over: Callable[[], bool],
-        killed: Counter[str],
+        killed: dict[str, int],
     ) -> None:
         """Kill one process after another until `is_over`, and count the kills."""
         for victim in cycle(victims):
@@ -188,7 +187,7 @@ class Run:
                     return
                 await asyncio.sleep(POLL_SECONDS)
             await asyncio.to_thread(self._job.kill, victim)
-            killed[victim] += 1
+            killed[victim] = killed.get(victim, 0) + 1
 
     async def _watch(self, progress: Progress, bar: TaskID) -> None:
         """Follow the job until it has stopped."""
@@ -298,7 +297,7 @@ def main(
     per_second: Annotated[
         float, typer.Option(min=0.1, help="Single texts that the client sends in a second")
     ] = 5.0,
-    chunk_rows: Annotated[int, typer.Option(min=1, help="Rows of a chunk of the job")] = 1024,
+    chunk_rows: Annotated[int, typer.Option(min=1, help="Rows of a chunk of the job")] = 256,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON with every request; tables go to stderr")
     ] = False,

@@ -24,8 +24,10 @@ from tests.support.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("docs/api.md", "docs/adapters.md", "docs/quickstart.md")
-LEAST_QUALITY = {MINILM: 0.7, MPNET: 0.7}
-"""The nDCG@10 of questions about PAGES; measured: MiniLM TODO, mpnet TODO."""
+LEAST_QUALITY = {MINILM: 0.79, MPNET: 0.69}
+"""The nDCG@10 of questions about PAGES: 0.873 and 0.779 on 2026-11-29, less 0.08, because the pages
+change.
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
