@@ -33,8 +33,15 @@ def mesh_of_jobs(root: Path, models: str) -> Cluster:
         "SHOAL_BATCHES_URL": str(root / "files"),
         "SHOAL_JOBS_ROOTS": str(root / "data"),
     }
-    counts = {"routers": 2, "workers": 2, "edges": 1}
-    return Cluster(root / "mesh", models=models, durable=True, environment=settings, **counts)
+    return Cluster(
+        root / "mesh",
+        models=models,
+        routers=2,
+        workers=2,
+        edges=1,
+        durable=True,
+        environment=settings,
+    )
 
 
 class SubmittedJob:

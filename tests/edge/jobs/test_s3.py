@@ -1,4 +1,4 @@
-"""Submitted jobs whose input and output are in a store with a real S3 API."""
+"""Submitted jobs from and to a store with a real S3 API."""
 
 from __future__ import annotations
 
