@@ -12,12 +12,13 @@ import jsonschema
 import numpy as np
 import pytest
 import transformers
+from shoal.extractions import ToolCall
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models import ExtractResult
 from libs.models.generation.model import GenerativeModel
 from libs.models.generation.tools import HERMES, LLAMA, tool_form
-from libs.models.interface.work import Sampling, TextWork, ToolCall, Turn, never_cancelled
+from libs.models.interface.work import Sampling, TextWork, Turn, never_cancelled
 from tests.generation.chat_templates import HERMES_TOOLS, LLAMA_TOOLS
 from tests.generation.served import _edit, write, write_ending
 from tests.generation.test_serving import load, outputs
@@ -119,6 +120,23 @@ def test_schemas_are_checked_by_their_place_and_other_models_call_nothing(tmp_pa
     write("qwen3", tmp_path / "none")
     with pytest.raises(TaskNotSupported, match="does not support function calls"):
         load(tmp_path / "none").prepare(requested(), never_cancelled)
+
+
+def test_schemas_that_no_grammar_has_refuse_only_calls_that_must_follow_them(
+    tmp_path: Path,
+) -> None:
+    write_caller(tmp_path)
+    model = load(tmp_path)
+    reader: Any = model._reader
+    reader.tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    reader._grammars._vocabulary = reader.tokenizer.get_vocab_size()
+    grammars, tools = reader._grammars, json.loads(TOOLS)
+    assert grammars.compile_tools(requested(), HERMES) is not None
+    tools[1]["function"]["parameters"] = {"type": "object", "minProperties": 1}
+    assert grammars.compile_tools(requested(tools=json.dumps(tools)), HERMES) is None
+    tools[0]["function"]["strict"] = True
+    with pytest.raises(InvalidInput, match="minProperties"):
+        grammars.compile_tools(requested(tools=json.dumps(tools)), HERMES)
 
 
 def test_model_that_may_call_writes_text_or_whole_calls(tmp_path: Path) -> None:

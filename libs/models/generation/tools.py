@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from libs.models.interface.work import TextWork, ToolCall
+from shoal.extractions import ToolCall
+
+from libs.models.interface.work import TextWork
 
 FIELD: Final = "text.tools"
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -131,6 +133,11 @@ def parameter_schemas(work: TextWork) -> list[tuple[str, str, dict[str, Any]]]:
                 (f"{FIELD}[{index}].function.parameters", str(function["name"]), parameters)
             )
     return found
+
+
+def has_strict_function(work: TextWork) -> bool:
+    """Return whether a function's arguments must follow its schema, as OpenAI's `strict` says."""
+    return any(tool["function"].get("strict") is True for tool in json.loads(work.tools))
 
 
 def grammar_source(
