@@ -304,6 +304,8 @@ def main(
 ) -> None:
     """Measure a submitted job under kills of all processes, and interactive requests next to it."""
     console = Console(stderr=as_json)
+    if not console.is_terminal:
+        console.width = 120
     busy = asyncio.run(busy_cores())
     found = asyncio.run(measured(rows, seconds, kill_seconds, per_second, chunk_rows, console))
     console.print(", ".join(f"{key} {value}" for key, value in machine().items()), style="dim")

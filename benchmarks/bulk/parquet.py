@@ -150,6 +150,8 @@ def main(
 ) -> None:
     """Measure a bulk job from Parquet to Parquet next to steady bulk requests by gRPC."""
     console = Console(stderr=as_json)
+    if not console.is_terminal:
+        console.width = 120
     busy = asyncio.run(busy_cores())
     found = asyncio.run(measured(rounds, seconds, console))
     console.print(", ".join(f"{key} {value}" for key, value in machine().items()), style="dim")
