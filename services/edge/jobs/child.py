@@ -171,7 +171,12 @@ def _reporter() -> Any:
                 "total_rows": progress.total,
                 "tokens": progress.tokens,
             }
-            _report(progress=progress.rates(), counts=counts, cost=dict(progress.cost))
+            _report(
+                progress=progress.rates(),
+                counts=counts,
+                cost=dict(progress.cost),
+                overdue_seconds=progress.overdue_seconds,
+            )
 
     return report
 
