@@ -21,7 +21,7 @@ from shoal.transport.wire import Metadata
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import fields
 from services.edge.batches.context import Context
-from services.edge.batches.leases import BATCH_RENEW_SECONDS, Lease
+from services.edge.batches.leases import BATCH_RENEW_SECONDS, Lease, LeaseLost
 from services.edge.batches.runner import CANCEL
 from services.edge.credentials import AUTHORIZATION
 from services.edge.jobs.objects import JobCounts, JobRecord, Status
@@ -272,12 +272,21 @@ class JobRunner:
         self._is_changed = True
 
     async def _end(self, status: Status, ended: dict[str, Any]) -> None:
-        """Record that the job has stopped."""
+        """Record that the job has stopped. Raises LeaseLost if another edge has recorded that."""
+        await self._context.renew(self._lease)
         self._take({**ended, "progress": {}})
-        record = self.record
-        record.status, record.error = status, str(ended.get("error", ""))
-        record.ended_at, record.faults = int(time.time()), 0
-        await self._save()
+        record = msgspec.structs.replace(
+            self.record,
+            status=status,
+            error=str(ended.get("error", "")),
+            ended_at=int(time.time()),
+            faults=0,
+            changes=self.record.changes + 1,
+        )
+        if not await self._context.io(self._store.change, record):
+            await self._context.io(self._lease.delete)
+            raise LeaseLost(record.id)
+        self.record = record
         metrics.HTTP_JOBS_ENDED.labels(status).inc()
         await self._context.io(self._store.deactivate, record.id)
         await self._context.io(self._lease.delete)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from shoal.bulk.failures import StorageError
 
 from services.edge.batches.context import new_id
 from services.edge.batches.store import Store, _Directory
 from services.edge.jobs import jobs
 from services.edge.jobs.objects import JOB_PREFIX, JobRecord, Status
+from services.edge.jobs.runner import JobRunner
 from services.edge.jobs.store import JobStore
+from tests.edge.batches.parts import serving_edge
 from tests.edge.jobs.parts import Files, act, encode, send, submit, wait_for
-from tests.edge.parts import Http, Script, edge
+from tests.edge.parts import Http, Script, edge, routing
+from tests.router.parts import until
 
 
 def record(files: Files, status: Status) -> JobRecord:
@@ -67,20 +70,67 @@ async def test_job_that_no_edge_finds_is_cancelled_or_resumed(files: Files) -> N
 
 
 def test_progress_of_a_frozen_edge_does_not_replace_an_end(files: Files) -> None:
+    """Nor does its own end, also after another edge has run the job again."""
     store = JobStore(Store(str(files.storage)), "tenant")
-    job = record(files, "completed")
-    store.save(job)
+    frozen = record(files, "running")
+    store.create(frozen)
 
-    def saved_as(status: Status, save: Any) -> str:
-        job.status = status
-        save(job)
-        found = store.job(job.id)
+    def change(status: Status, changes: int) -> bool:
+        return store.change(replace(frozen, status=status, changes=changes))
+
+    def status() -> str:
+        store.save(frozen)
+        found = store.job(frozen.id)
         assert found is not None
         return found.status
 
-    assert saved_as("running", store.save) == "completed"
-    assert saved_as("queued", store.activate) == "queued"
-    assert saved_as("running", store.save) == "running"
+    assert status() == "running"
+    assert change("paused", 1)
+    assert not change("failed", 1)
+    assert status() == "paused"
+    assert change("queued", 2)
+    assert not change("failed", 1)
+    assert status() == "queued"
+    store.save(replace(frozen, status="running", changes=2))
+    assert change("completed", 3)
+    assert status() == "completed"
+    store.delete(frozen.id)
+    assert list((files.storage / "tenant" / "records").iterdir()) == []
+
+
+async def test_edge_that_lost_its_job_while_it_ended_it_keeps_the_end_of_the_other(
+    files: Files, made: list[JobRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is frozen after it has checked its lease, and before it writes."""
+    files.write(3)
+    change = JobStore.change
+
+    def ended_by_another(store: JobStore, one: JobRecord) -> bool:
+        assert change(store, replace(one, status="failed", error="of another edge"))
+        return change(store, one)
+
+    monkeypatch.setattr(JobStore, "change", ended_by_another)
+    async with edge(Script(encode=encode), **files.settings) as http:
+        found = await wait_for(http, await submit(http, files.request()))
+        assert (found["status"], found["error"]) == ("failed", "of another edge")
+        await until(lambda: not list((files.storage / "active").iterdir()), "its end", 120.0)
+    assert not made[0].record.is_ended
+
+
+async def test_jobs_that_lost_their_name_are_run(files: Files) -> None:
+    """The name is removed by an edge that was frozen since it ended the job before."""
+    settings = files.settings
+    folder = settings.pop("batches")
+    async with routing(Script(encode=encode)) as address:
+        async with serving_edge(address, folder, **settings) as http:
+            store = await tenant_store(http, files)
+        lost, ended = record(files, "queued"), record(files, "failed")
+        store.save(lost)
+        store.save(ended)
+        files.write(3)
+        async with serving_edge(address, folder, **settings) as http:
+            assert (await wait_for(http, {"id": lost.id}))["status"] == "completed"
+        assert store.active_ids() == []
 
 
 async def test_final_jobs_make_room_for_others(
@@ -110,19 +160,19 @@ async def test_cancelling_a_stopped_job_excludes_resuming_it(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_saving, has_resumed = threading.Event(), threading.Event()
-    save = JobStore.save
+    change = JobStore.change
 
-    def hold(store: JobStore, one: JobRecord) -> None:
+    def hold(store: JobStore, one: JobRecord) -> bool:
         if one.status == "cancelled":
             is_saving.set()
             has_resumed.wait(1.0)
-        save(store, one)
+        return change(store, one)
 
     async with edge(Script(encode=encode), **files.settings) as http:
         store = await tenant_store(http, files)
         job = record(files, "paused")
         store.save(job)
-        monkeypatch.setattr(JobStore, "save", hold)
+        monkeypatch.setattr(JobStore, "change", hold)
         cancel = asyncio.create_task(act(http, {"id": job.id}, "cancel"))
         assert await asyncio.to_thread(is_saving.wait, 60.0)
         reply = await http.post(f"/v1/jobs/{job.id}/resume", b"")
