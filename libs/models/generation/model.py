@@ -358,23 +358,17 @@ class GenerativeModel:
         return self._loop
 
     def _begin(self, sequences: Sequence[InputSequence], yield_point: YieldPoint) -> None:
-        """Add sequences to the loop while memory lasts. Encoders run only for sequences that could
-        fit.
+        """Add sequences to the loop while memory lasts. Encoders and vision towers run only for
+        sequences that fit: the rows of those that wait would take memory.
         """
         loop = self._decode
-        left = loop.pool.unclaimed
-        new: list[InputSequence] = []
-        for each in sequences:
-            if id(each) not in self._writing:
-                left -= pages_for(each.tokens)
-                if left < 0 and (new or loop.sequences):
-                    break
-                new.append(each)
-        if new:
+        new = [each for each in sequences if id(each) not in self._writing]
+        if new := new[: loop.count_fitting(map(self._reader.plan, new))]:
             for each, request in zip(new, self._reader.requests(new, yield_point), strict=True):
                 self._writing[id(each)] = _Generation(each, request)
         for each in sequences:
             writing = self._writing.get(id(each))
+            # While an encoder yielded, another call may have used the memory.
             if writing is not None and writing.decoding is None and loop.has_room(writing.request):
                 writing.decoding = loop.add(writing.request)
 
