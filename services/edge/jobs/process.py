@@ -49,7 +49,7 @@ INHERITED_PREFIXES: Final = (
     *("ARROW_", "GRPC_", "LC_", "MALLOC_", "OMP_", "PYTHON"),
 )
 """Prefixes of further ones: of the stores of inputs and outputs, and of the libraries. Those of
-Shoal are not among them: the order has what the process needs, and the edge has other secrets.
+Shoal are not among them: the process gets its order by a pipe, and the edge has other secrets.
 """
 
 Report = dict[str, Any]

@@ -8,7 +8,7 @@ StorageError.
     TENANT/JOB/pause.json          a request to pause it
 
 The last of the numbered records counts, and JOB.json only if it has the same number. So an edge
-that was frozen while it wrote, and whose job another edge has ended, changes nothing.
+that was frozen while it wrote changes nothing once another edge has ended the job.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ async def test_job_of_a_process_that_hangs_can_be_cancelled(
 async def test_process_has_no_secret_of_the_edge(
     files: Files, made: list[JobRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the credentials of stores, and what the libraries need."""
+    """It has the credentials of stores."""
     secrets = {
         "SHOAL_REDIS_URL": "redis://:password@redis",
         "SHOAL_TOKEN": "token",
