@@ -163,23 +163,16 @@ class Runner:
 
     async def _run(self) -> None:
         """Run while the lease is renewed. Raises LeaseLost, StorageError."""
-        work = asyncio.create_task(self._work())
-        others = [asyncio.create_task(act()) for act in (self._renew, self._watch)]
         timer = asyncio.get_running_loop().call_later(
             max(0.0, self.record.expires_at - time.time()), self._set_stop, "expired"
         )
         try:
-            await asyncio.wait((work, *others), return_when=asyncio.FIRST_COMPLETED)
-            for task in others:
-                if task.done() and not self.record.is_ended:
-                    await task
-            await work
+            await self._context.run_leased(
+                self._lease, self._work, self._watch, lambda: self.record.is_ended
+            )
         finally:
             timer.cancel()
             self._validation_stop.set()
-            for task in (work, *others):
-                task.cancel()
-            await asyncio.gather(work, *others, return_exceptions=True)
 
     async def _work(self) -> None:
         data = await self._context.io(self._store.data, self.record.id)
@@ -240,12 +233,6 @@ class Runner:
         """Stop for the reason that is stored, whatever else has happened."""
         self._ending, self._stop = ending, _STOP[ending.status]
         self.record.errors = ending.errors
-
-    async def _renew(self) -> None:
-        """Renew the lease until cancelled."""
-        while True:
-            await asyncio.sleep(BATCH_RENEW_SECONDS)
-            await self._context.renew(self._lease)
 
     async def _watch(self) -> None:
         """Save progress and look for a request to cancel, until cancelled."""

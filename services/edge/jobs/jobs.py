@@ -19,6 +19,7 @@ from services.edge.batches.context import (
     list_page,
     missing,
     new_id,
+    read_body,
     storage_errors,
 )
 from services.edge.batches.files import ids_after, parse_limit, parse_query
@@ -146,7 +147,7 @@ class Jobs:
         """`POST /v1/jobs`."""
         with storage_errors():
             caller = await self._context.caller(request)
-        wanted = read(JobRequest, Received(await _body(request), Names({})))
+        wanted = read(JobRequest, Received(await read_body(request, _BODY_BYTES), Names({})))
         recipe = _recipe(wanted.recipe)
         limits = self._limits(Limits(), wanted.limits)
         try:
@@ -235,7 +236,7 @@ class Jobs:
         with storage_errors():
             caller, record = await self._find(request)
             store = self._store(caller)
-            body = await _body(request)
+            body = await read_body(request, _BODY_BYTES)
             wanted = read(JobResume, Received(body, Names({}))) if body.strip() else JobResume()
             async with self._context.creating_batch(store.key):
                 is_active = await self._context.io(store.is_active, record.id)
@@ -359,20 +360,6 @@ def _recipe(wanted: JobRecipe) -> dict[str, Any]:
     except (JobError, ValueError, TypeError, KeyError) as error:
         raise invalid(f"recipe: {error}", "recipe") from None
     return values
-
-
-async def _body(request: ServedRequest) -> bytes:
-    """Return the body of a request, which has been paid for. Raises HttpError."""
-    body = await request.intake.body(
-        request.receive,
-        request.headers,
-        request.payer,
-        is_whole=request.is_whole,
-        limit=_BODY_BYTES,
-    )
-    if body:
-        await request.intake.admit(body, request.payer, is_msgpack=False)
-    return body
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -118,7 +118,7 @@ class JobProcess:
 
     async def follow(self, take: Callable[[Report], None]) -> Report | None:
         """Pass reports to `take` until the end of the job, and return this; None if the process
-        ended without one. The process does not run any more when this returns or raises.
+        ended without one.
         """
         stdout = self._process.stdout
         assert stdout is not None  # noqa: S101  # for the type checker
@@ -136,7 +136,6 @@ class JobProcess:
             self._warn("unusable report", error=str(error))
         finally:
             watching.cancel()
-            await self._stop()
         self._warn("process of a job ended", status=self._process.returncode)
         return None
 
@@ -151,7 +150,7 @@ class JobProcess:
         self._warn("process of a job hangs and is killed", seconds=self._idle_seconds)
         self._kill()
 
-    async def _stop(self) -> None:
+    async def stop(self) -> None:
         """End the process: it stops when its stdin is closed."""
         if not self.is_running:
             return

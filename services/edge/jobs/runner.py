@@ -129,24 +129,11 @@ class JobRunner:
         attributes = {"shoal.job.id": record.id, "shoal.job.verb": str(record.recipe.get("verb"))}
         cause = record.traceparent
         with traces.background("run job", attributes, cause=cause, is_root=True) as span:
-            work = asyncio.create_task(self._work())
-            others = [asyncio.create_task(act()) for act in (self._renew, self._watch)]
             try:
-                await asyncio.wait((work, *others), return_when=asyncio.FIRST_COMPLETED)
-                for task in others:
-                    if task.done() and not self.record.is_ended:
-                        await task
-                await work
-            except asyncio.CancelledError:
-                if self.process is not None:  # The edge stops it: not a fault of the job.
-                    self.record.faults = max(0, self.record.faults - 1)
-                    with suppress(StorageError):
-                        await self._save()
-                raise
+                await self._context.run_leased(
+                    self._lease, self._work, self._watch, lambda: self.record.is_ended
+                )
             finally:
-                for task in (work, *others):
-                    task.cancel()
-                await asyncio.gather(work, *others, return_exceptions=True)
                 span.set_attribute("shoal.job.status", self.record.status)
                 span.set_attribute("shoal.job.rows", self.record.counts.rows)
 
@@ -233,8 +220,16 @@ class JobRunner:
             process.request("pause")
         try:
             return await process.follow(self._take)
+        except asyncio.CancelledError:
+            # The edge stops it, which is not a fault of the job. This is saved before the process is
+            # waited for, because the edge may be killed soon.
+            record.faults = max(0, record.faults - 1)
+            with suppress(StorageError):
+                await self._save()
+            raise
         finally:
             self.process = None
+            await process.stop()
 
     def _order(self, metadata: Metadata) -> dict[str, Any]:
         record = self.record
@@ -291,12 +286,6 @@ class JobRunner:
         await self._context.io(self._store.deactivate, record.id)
         await self._context.io(self._lease.delete)
         log.info("job ended", extra=fields({"job": record.id, "status": status}))
-
-    async def _renew(self) -> None:
-        """Renew the lease until cancelled."""
-        while True:
-            await asyncio.sleep(BATCH_RENEW_SECONDS)
-            await self._context.renew(self._lease)
 
     async def _watch(self) -> None:
         """Save progress, pass requests and new tokens to the process, until cancelled."""

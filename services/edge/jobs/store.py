@@ -117,8 +117,10 @@ class JobStore:
     def delete(self, identity: str) -> None:
         found = self.job(identity)
         self._store.remove_folder(self.key, identity)
-        for number in range(found.changes if found is not None else 0):
-            self._records().delete(_changed_name(identity, number + 1))
+        if found is not None:
+            self.save(found)  # A frozen edge may have written progress, which counts no more.
+            for number in range(found.changes):
+                self._records().delete(_changed_name(identity, number + 1))
         self._records().delete(identity + _JSON)
 
     def forget(self, count: int) -> None:
