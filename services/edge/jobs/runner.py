@@ -221,8 +221,8 @@ class JobRunner:
         try:
             return await process.follow(self._take)
         except asyncio.CancelledError:
-            # The edge stops it, which is not a fault of the job. This is saved before the process is
-            # waited for, because the edge may be killed soon.
+            # The edge stops it, which is not a fault of the job. This is saved before the process
+            # ends, because the edge may be killed soon.
             record.faults = max(0, record.faults - 1)
             with suppress(StorageError):
                 await self._save()
