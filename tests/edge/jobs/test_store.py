@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -130,7 +131,7 @@ async def test_jobs_that_lost_their_name_are_run(files: Files) -> None:
         files.write(3)
         async with serving_edge(address, folder, **settings) as http:
             assert (await wait_for(http, {"id": lost.id}))["status"] == "completed"
-        assert store.active_ids() == []
+        assert not store.is_active(ended.id)
 
 
 async def test_final_jobs_make_room_for_others(
@@ -181,3 +182,60 @@ async def test_cancelling_a_stopped_job_excludes_resuming_it(
         saved = store.job(job.id)
         assert saved is not None
         assert saved.status == "cancelled"
+
+
+@pytest.mark.parametrize("act", ["end", "run again", "delete"])
+def test_job_is_found_and_whole_whatever_write_fails(
+    files: Files, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An edge is killed before each write in turn, and another one continues."""
+    store = JobStore(Store(str(files.storage)), "tenant")
+    allowed = 0
+
+    def limited(name: str) -> None:
+        real = getattr(_Directory, name)
+
+        def write(place: _Directory, *arguments: Any) -> Any:
+            nonlocal allowed
+            allowed -= 1
+            if allowed < 0:
+                raise StorageError("the edge is killed")
+            return real(place, *arguments)
+
+        monkeypatch.setattr(_Directory, name, write)
+
+    for name in ("create", "replace", "delete"):
+        limited(name)
+    for writes in range(20):
+        allowed = 100
+        running = record(files, "running")
+        store.create(running)
+        ended = replace(running, status="paused", changes=1)
+        again = replace(running, status="queued", changes=2)
+        if act != "end":
+            store.change(ended)
+            store.deactivate(running.id)
+        wanted = {"end": (running, ended), "run again": (ended, again), "delete": (ended, None)}
+        allowed = writes
+        try:
+            if act == "delete":
+                store.delete(running.id)
+            else:
+                change = ended if act == "end" else again
+                store.change(change)
+                (store.deactivate if act == "end" else store.activate)(running.id)
+            is_whole = True
+        except StorageError:
+            is_whole = False
+        allowed = 100
+        found = store.job(running.id)
+        assert found in wanted[act]
+        store.activate_lost()
+        is_active = found is not None and not found.is_ended
+        assert not is_active or store.is_active(running.id)
+        store.delete(running.id)
+        assert store.job(running.id) is None
+        if is_whole:
+            break
+    assert is_whole
+    assert 1 < writes < 20
