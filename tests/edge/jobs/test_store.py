@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from shoal.bulk.failures import StorageError
+from shoal.transport.wire import Metadata
 
-from services.edge.batches.context import new_id
+from services.edge.batches.context import Context, new_id
 from services.edge.batches.store import Store, _Directory
 from services.edge.jobs import jobs
+from services.edge.jobs.jobs import JobKind
 from services.edge.jobs.objects import JOB_PREFIX, JobRecord, Status
-from services.edge.jobs.runner import JobRunner
+from services.edge.jobs.runner import JobRunner, Mesh
 from services.edge.jobs.store import JobStore
-from tests.edge.batches.parts import serving_edge
 from tests.edge.jobs.parts import Files, act, encode, send, submit, wait_for
-from tests.edge.parts import Http, Script, edge, routing
+from tests.edge.parts import Http, Script, edge
 from tests.router.parts import until
 
 
@@ -118,20 +119,21 @@ async def test_edge_that_lost_its_job_while_it_ended_it_keeps_the_end_of_the_oth
     assert not made[0].record.is_ended
 
 
-async def test_jobs_that_lost_their_name_are_run(files: Files) -> None:
+async def test_job_that_lost_its_name_is_found_again(files: Files) -> None:
     """The name is removed by an edge that was frozen since it ended the job before."""
-    settings = files.settings
-    folder = settings.pop("batches")
-    async with routing(Script(encode=encode)) as address:
-        async with serving_edge(address, folder, **settings) as http:
-            store = await tenant_store(http, files)
-        lost, ended = record(files, "queued"), record(files, "failed")
-        store.save(lost)
-        store.save(ended)
-        files.write(3)
-        async with serving_edge(address, folder, **settings) as http:
-            assert (await wait_for(http, {"id": lost.id}))["status"] == "completed"
-        assert not store.is_active(ended.id)
+
+    async def identify(metadata: Metadata) -> str:
+        return "red"
+
+    context = Context(files.settings["batches"], identify, vouches=False)
+    store = JobStore(context.store, "tenant")
+    lost, ended = record(files, "queued"), replace(record(files, "failed"), ended_at=1000)
+    store.save(lost)
+    store.save(ended)
+    JobKind(context, files.settings["jobs"], Mesh((), None)).clean("tenant", 1001.0)
+    context.close()
+    assert store.active_ids() == [lost.id]
+    assert store.ids() == sorted((lost.id, ended.id))
 
 
 async def test_final_jobs_make_room_for_others(
