@@ -423,6 +423,7 @@ class Job:
         name = self._manifest.chunk_part_name(chunk.number, len(chunk), attempt)
         part = await asyncio.to_thread(self._create, chunk.number, name, content, attempt)
         self._manifest.add(part)
+        self._check_size()
 
     def _content(self, chunk: Chunk, answer: Answer, before: bytes) -> Content:
         import pyarrow
@@ -459,6 +460,12 @@ class Job:
                 f"{allowed:.0%}: see `shoal job results {self._place.uri} --failed`; resume with a "
                 "larger --max-failed to go on"
             )
+
+    def _check_size(self) -> None:
+        """Raise JobError if the parts are too large."""
+        size, most = self._manifest.size, self._manifest.limits.output_bytes
+        if most and size > most:
+            raise JobError(f"the parts have {size:,} bytes, and at most {most:,} are allowed")
 
     def _check_complete(self) -> None:
         manifest = self._manifest
@@ -571,6 +578,7 @@ class Job:
             self._waiting_for,
             cost,
             whole,
+            manifest.size,
         )
 
     async def _save(self, state: State) -> None:
@@ -621,7 +629,7 @@ def request(place: Place, manifest: Manifest, wanted: Literal["pause", "cancel"]
 
 def _part(number: int, name: str, content: Content, attempt: int) -> Part:
     counts = (content.rows, content.failed, content.tokens, content.truncated)
-    return Part(number, name, *counts, content.sha256, attempt)
+    return Part(number, name, *counts, content.sha256, len(content.data), attempt)
 
 
 def _is_transient(error: ShoalError) -> bool:

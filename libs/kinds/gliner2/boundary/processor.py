@@ -8,6 +8,8 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Entity, Extraction, Relation, Structure
+from shoal.schema import Schema
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
@@ -21,8 +23,6 @@ from libs.kinds.gliner2.card import Boundary
 from libs.kinds.gliner2.processor import SchemaNotes, SchemaProcessor, ended
 from libs.kinds.gliner2.schemas import BEFORE_TEXT, THRESHOLD, SchemaPrompt
 from libs.kinds.gliner2.spans.processor import classifications
-from libs.models.interface.results import Entity, Extraction, Relation, Structure
-from libs.models.interface.schema import Schema
 from libs.models.interface.sequences import Output, SparseRow
 from libs.models.text.processing.answers import sigmoid
 from libs.models.text.processing.extraction.words import WordFrame, Words, WordSequence
@@ -71,7 +71,7 @@ def _places(schema: Schema, prompt: SchemaPrompt, sequence: WordSequence) -> Bou
     if not len(words):  # no text to search
         return BoundaryPlaces(words, queries[:0], (), 0, threshold, classes, choices)
     records = tuple(
-        tuple(field.single for field in structure.fields) for structure in schema.structures
+        tuple(field.dtype == "str" for field in structure.fields) for structure in schema.structures
     )
     return BoundaryPlaces(
         words, queries, records, len(schema.relations), threshold, classes, choices
@@ -142,7 +142,7 @@ class _Answers:
                 Span(int(spans[one, 0]), int(spans[one, 1]), float(own[one])) for one in kept
             ):
                 if (where := self._frame.characters(span.start, span.end)) is not None:
-                    yield from self._entity(label.name, Span(where.start, where.end, span.score))
+                    yield from self._entity(label.label, Span(where.start, where.end, span.score))
 
     def _entity(self, label: str, span: Span) -> Iterator[Entity]:
         if (one := sent(span, self._frame.text)) is not None:
@@ -173,7 +173,7 @@ class _Answers:
             for edge in distinct(found, self._frame.read):
                 for head_entity in self._entity("", edge.head):
                     for tail_entity in self._entity("", edge.tail):
-                        yield Relation(head_entity, tail_entity, asked.name, edge.score)
+                        yield Relation(head_entity, tail_entity, asked.label, edge.score)
 
     def _end(self, spans: Numbers, likely: Array, number: int) -> Span | None:
         where = self._frame.characters(int(spans[number, 0]), int(spans[number, 1]))

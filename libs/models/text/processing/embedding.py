@@ -15,10 +15,11 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Extraction
 
 from libs.catalog.card import Card, Representation
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
-from libs.models.interface.results import EncodeResult, Extraction, Result, ScoreResult
+from libs.models.interface.results import EncodeResult, Result, ScoreResult
 from libs.models.interface.sequences import InputSequence, Output, Prepared, SparseRow
 from libs.models.interface.work import (
     CancelCheck,
