@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 from shoal.bulk import engine, export
 from shoal.bulk.engine import Job, create, request
 from shoal.bulk.failures import Busy, InputChanged, JobError, StorageError
@@ -63,6 +65,30 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+async def test_read_that_hangs_is_overdue(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job reports for how long, and continues when the read returns."""
+    released, seen = threading.Event(), list[float]()
+    read = Job._read
+
+    def hang(job: Job, reader: Any) -> Any:
+        chunk = read(job, reader)
+        released.wait(60.0)
+        return chunk
+
+    monkeypatch.setattr(Job, "_read", hang)
+    where = Folder(tmp_path / "out")
+    manifest = create(where, str(source), recipe(), Limits())
+    client: Any = FakeClient()
+    job = Job(where, manifest, client, on_progress=lambda now: seen.append(now.overdue_seconds))
+    running = asyncio.create_task(job.run())
+    await eventually(lambda: seen[-1:] > [0.1])
+    assert seen[0] < seen[-1]
+    released.set()
+    assert (await running).state == "completed"
+
+
 async def test_every_row_has_its_vector_in_input_order(source: Path, out: Path) -> None:
     client = FakeClient()
     manifest = await run(Folder(out), source, client)
@@ -84,6 +110,19 @@ async def test_every_row_has_its_vector_in_input_order(source: Path, out: Path) 
     assert client.expected == ["", *[RECIPE] * 4]
     assert sorted(client.texts) == sorted(texts)
     assert len(list(export.contents(Folder(out), manifest_of(out)))) == len(parts(out)) == 5
+    assert manifest.size == manifest_of(out).size == sum(one.stat().st_size for one in parts(out))
+    columns = parquet.ParquetFile(parts(out)[0]).metadata.row_group(0)
+    encodings = {columns.column(n).path_in_schema: columns.column(n).encodings for n in range(4)}
+    assert "RLE_DICTIONARY" in encodings["id"]
+    assert "RLE_DICTIONARY" not in encodings["dense.list.element"]
+
+
+async def test_job_stops_at_its_limit_of_bytes(source: Path, out: Path) -> None:
+    with pytest.raises(JobError, match="and at most 1 are allowed"):
+        await run(Folder(out), source, FakeClient(), limits=Limits(output_bytes=1))
+    assert (manifest_of(out).state, len(parts(out))) == ("failed", 1)
+    manifest = await run(Folder(out), source, FakeClient())
+    assert (manifest.state, manifest.rows) == ("completed", ROWS)
 
 
 class FrozenFolder(Folder):

@@ -23,7 +23,13 @@ from libs.models.generation.decoding.rules import Ids
 from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.families import bart
-from libs.models.generation.reader import INCOMPLETE, refuse_chat, refuse_sampling, refuse_schema
+from libs.models.generation.reader import (
+    INCOMPLETE,
+    empty_states,
+    refuse_chat,
+    refuse_sampling,
+    refuse_schema,
+)
 from libs.models.images.detection.building import fill, processor_values
 from libs.models.images.processing import ImageProcessing
 from libs.models.interface.packed import Packed
@@ -266,6 +272,9 @@ class FlorenceReader:
             notes.append(_Asked(item, form, image.width, image.height))
         return found, notes
 
+    def plan(self, sequence: InputSequence) -> Request:
+        return Request(states=empty_states(sequence), most=_most(sequence))
+
     @torch.inference_mode()
     def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
         encoder = self.language_model.encoder
@@ -281,7 +290,7 @@ class FlorenceReader:
         )
         made = encoder.forward(batch, yield_point=yield_point).split_with_sizes(batch.lengths)
         return [
-            Request(states=each, most=_most(sequence))
+            replace(self.plan(sequence), states=each)
             for each, sequence in zip(made, sequences, strict=True)
         ]
 

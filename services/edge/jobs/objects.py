@@ -18,13 +18,16 @@ JOB_PREFIX: Final = "job_"
 
 
 class JobCounts(msgspec.Struct):
-    """Numbers of rows, tokens and parts. `total_rows` is null until it is known."""
+    """Numbers of rows, tokens and parts, and the size of the parts. `total_rows` is null until it
+    is known.
+    """
 
     rows: int = 0
     failed_rows: int = 0
     total_rows: int | None = None
     tokens: int = 0
     parts: int = 0
+    bytes: int = 0
 
 
 class JobRecord(msgspec.Struct, kw_only=True):
@@ -42,6 +45,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
         cost: The cost by pool, of pools with a price.
         faults: The number of times that its process was started without an orderly end or a further
             row, with the present time: an edge that dies with the process cannot count it later.
+        changes: The number of times that it has stopped or was run again.
     """
 
     id: str
@@ -66,6 +70,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
     embedding_id: str = ""
     revision: str = ""
     faults: int = 0
+    changes: int = 0
 
     @property
     def is_ended(self) -> bool:

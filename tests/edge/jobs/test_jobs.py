@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import urllib.request
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ async def test_submitted_job_returns_at_once_and_writes_each_row_once(files: Fil
             "total_rows": 35,
             "tokens": 35,
             "parts": 4,
+            "bytes": sum(part.stat().st_size for part in (files.root / "out").glob("part-*")),
         }
         assert found["embedding_id"] == EMBEDDING_ID
         assert found["created_at"] <= found["started_at"] <= found["ended_at"]
@@ -58,13 +60,15 @@ async def test_submitted_job_returns_at_once_and_writes_each_row_once(files: Fil
         assert (await http.get("/v1/jobs", x_shoal_tenant="blue")).json["data"] == []
         again = await http.post(f"/v1/jobs/{job['id']}/cancel", b"")
         assert (again.status, again.json["error"]["code"]) == (409, None)
+        # The end is counted after it is saved.
+        completed = partial(row, "shoal_http_jobs_ended_total", status="completed")
+        await until(lambda: completed() == ended + 1, "the end to be counted")
     assert files.ids() == [f"d{number}" for number in range(35)]
     manifest = load(Folder(files.root / "out"))
     assert manifest is not None
     assert (manifest.state, manifest.input.uri) == ("completed", str(files.root / "in.parquet"))
     assert all(request.priority == pb.PRIORITY_BULK for request in script.requests)
     assert row("shoal_http_job_rows_total", outcome="ok") == before + 35
-    assert row("shoal_http_jobs_ended_total", status="completed") == ended + 1
 
 
 async def test_job_is_paused_resumed_and_cancelled(files: Files) -> None:
