@@ -191,12 +191,12 @@ def test_text_before_each_item_counts_for_each() -> None:
         pb.Turn(role=pb.Turn.ROLE_USER, text="東京"),
         pb.Turn(role=pb.Turn.ROLE_ASSISTANT, text="a" * 994),
     ]
-    task = pb.TextTask(instruction="b" * 1000, turns=turns, json_schema="{}")
+    task = pb.TextTask(instruction="b" * 1000, turns=turns, json_schema="{}", max_tokens=8)
     request = pb.ExtractRequest(model=MODEL, items=[pb.Item(text="abc")] * 3, text=task)
     sizes = check_extract(request, card(tasks=[models_pb2.TASK_TEXT]))
     assert (sizes.per_sequence_bytes, sizes.per_job_bytes, sizes.read) == (2000, 2, [5 + 2000] * 3)
     known = models_pb2.ModelCard(tokens_per_byte=0.25)
-    assert pricing.price(sizes, known, pb.TRUNCATION_END) == ([503] * 3, 0)
+    assert pricing.price(sizes, known, pb.TRUNCATION_END) == ([503 + 8] * 3, 0)
     task.turns[1].text = "a" * 65_000
     request = pb.ExtractRequest(model=MODEL, items=[pb.Item(text="abc")] * 5000, text=task)
     with pytest.raises(InvalidInput, match="send at most 4,"):
