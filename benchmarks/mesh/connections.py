@@ -44,7 +44,7 @@ from services.local.supervision.child import Child
 from services.local.supervision.environment import child_environment
 from services.local.workplace import workplace
 from services.router.inbox import REPLY_WAIT_SECONDS
-from services.router.state.view import View
+from services.router.state.view import RouterView
 from tests.support.redis_cluster import RedisCluster
 
 LANES: Final = [LaneKey("cpu", f"organization/model-{number}") for number in range(24)]
@@ -97,7 +97,7 @@ class Router:
     def __init__(self, url: str, name: str, slots: int) -> None:
         self.redis = connect(url, slots=slots)
         self.lanes = Lanes(self.redis, router_id=name, dead_result=b"", slots=slots)
-        self._view = View(Fleet(self.redis))
+        self._view = RouterView(Fleet(self.redis))
         self.refreshes = 0
         self.answers: dict[str, asyncio.Future[bytes]] = {}
         self._is_listening = asyncio.Event()

@@ -27,7 +27,7 @@ import transformers
 from benchmarks.models.families import DTYPES
 from libs.kernels.attention.paged import pages_for
 from libs.kernels.native.library import name as native_name
-from libs.models.generation import DecodeLoop, LanguageModel, Request, load_language_model
+from libs.models.generation import DecodeLoop, LanguageModel, SequenceRequest, load_language_model
 from libs.models.generation.decoding.rules import Ids
 from tests.parity.checkpoints import random_model, write_checkpoint
 
@@ -66,7 +66,7 @@ def loop_run(language_model: LanguageModel, texts: Texts) -> Callable[[], float]
     def run() -> float:
         began, first = time.perf_counter(), 0.0
         for prompt, most in zip(texts.prompts, texts.answers, strict=True):
-            loop.add(Request(prompt, most=most))
+            loop.add(SequenceRequest(prompt, most=most))
         while loop.sequences:
             if loop.step() and not first:
                 first = time.perf_counter() - began
@@ -125,7 +125,7 @@ def joining(language_model: LanguageModel, texts: Texts) -> tuple[float, float]:
     """
     loop = DecodeLoop(language_model, 16 * 16)
     for prompt in texts.prompts[:15]:
-        loop.add(Request(prompt[:128], most=200))
+        loop.add(SequenceRequest(prompt[:128], most=200))
     steps, joins = [], []
     while any(not sequence.is_prefilled for sequence in loop.sequences):
         loop.step()
@@ -134,7 +134,7 @@ def joining(language_model: LanguageModel, texts: Texts) -> tuple[float, float]:
             began = time.perf_counter()
             loop.step()
             steps.append(time.perf_counter() - began)
-        joined = loop.add(Request(np.arange(1, 129, dtype=np.int32), most=100))
+        joined = loop.add(SequenceRequest(np.arange(1, 129, dtype=np.int32), most=100))
         began = time.perf_counter()
         while not joined.is_prefilled:
             loop.step()

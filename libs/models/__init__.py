@@ -20,7 +20,7 @@ from libs.models.interface.results import (
     Result,
     ScoreResult,
     SparseRows,
-    Stored,
+    StoredArray,
 )
 from libs.models.interface.schema import (
     Schema,
@@ -113,7 +113,7 @@ __all__ = [
     "ScoreWork",
     "SparseRow",
     "SparseRows",
-    "Stored",
+    "StoredArray",
     "StructureWork",
     "Truncation",
     "Unfinished",

@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 import shoal
 from shoal import errors
-from shoal.requests.encode import ASSUMED_DIMENSIONS, STREAMED_BYTES, EncodeSink, Rows, is_large
+from shoal.requests.encode import (
+    ASSUMED_DIMENSIONS,
+    STREAMED_BYTES,
+    DenseRows,
+    EncodeSink,
+    is_large,
+)
 from shoal.requests.merging import merge_encode
 from shoal.results import DataType, Form
 from shoal.v1 import inference_pb2, tensor_pb2
@@ -230,7 +236,7 @@ def test_large_response_is_predicted_from_the_request() -> None:
 
 
 def test_rows_are_written_in_place_without_a_copy() -> None:
-    rows = Rows(5)
+    rows = DenseRows(5)
     sinks = EncodeSink(rows, 3, 2), EncodeSink(rows, 0, 3)
     for sink, numbers in zip(sinks, ([[3, 4]], [[0, 1, 2]]), strict=True):
         for number in numbers[0]:
@@ -240,7 +246,7 @@ def test_rows_are_written_in_place_without_a_copy() -> None:
     merged = merge_encode([first, last])
     np.testing.assert_array_equal(merged.dense, [[number, 1] for number in range(5)])
     assert merged.dense is first.dense.base
-    alone = EncodeSink(Rows(1), 0, 1)
+    alone = EncodeSink(DenseRows(1), 0, 1)
     message = encode_response(7)
     alone.take(message)
     assert not alone.finish().dense.flags.owndata, "a single answer is a view of what was received"
@@ -255,7 +261,7 @@ def encode_response(*numbers: int, width: int = 2) -> inference_pb2.EncodeRespon
 
 def test_answers_that_do_not_fit_are_errors_of_the_mesh() -> None:
     def taken(items: int, *messages: inference_pb2.EncodeResponse) -> object:
-        sink = EncodeSink(Rows(items), 0, items)
+        sink = EncodeSink(DenseRows(items), 0, items)
         for message in messages:
             sink.take(message)
         return sink.finish()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import shoal
 from shoal import errors
-from shoal.transport.trust import Trust, Watched, tls_from, token_from
+from shoal.transport.trust import Trust, WatchedCredential, tls_from, token_from
 
 from services.local.settings import free_port
 from tests.api.conftest import Connect
@@ -314,7 +314,7 @@ def test_files_are_looked_at_once_a_second_at_most(
         return file.read_text()
 
     file.write_text("a")
-    watched = Watched([file], read, clock=lambda: now)
+    watched = WatchedCredential([file], read, clock=lambda: now)
     file.write_text("bb")
     assert watched.get() == "a"
     now = 0.999

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from shoal.bulk import engine, export
-from shoal.bulk.engine import Job, create, request
+from shoal.bulk.engine import JobRun, create, request
 from shoal.bulk.failures import Busy, InputChanged, JobError, StorageError
 from shoal.bulk.places import Folder
-from shoal.bulk.spec import Limits
+from shoal.bulk.spec import BulkLimits
 from shoal.errors import (
     DeadlinePassed,
     EmbeddingIdMismatch,
@@ -236,7 +236,7 @@ async def test_job_without_any_result_fails_and_can_be_resumed(source: Path, out
     """Parts without results would fix columns that leave out the vectors of a later retry."""
     client = FakeClient()
     client.skips = lambda text: True
-    limits = Limits(failed_share=1.0)
+    limits = BulkLimits(failed_share=1.0)
     with pytest.raises(JobError, match="none of the first 45 rows has a result; the last error"):
         await run(Folder(out), source, client, limits=limits)
     assert (manifest_of(out).state, manifest_of(out).schema, parts(out)) == ("failed", b"", [])
@@ -251,12 +251,12 @@ async def test_share_of_failed_rows_stops_the_job(
     monkeypatch.setattr(engine, "MIN_SHARE_ROWS", 10)
     client = FakeClient()
     client.skips = lambda text: int(text.split()[1]) % 2 == 1
-    limits = Limits(failed_share=share)
+    limits = BulkLimits(failed_share=share)
     if stops:
         with pytest.raises(JobError, match=r"rows failed, more than the allowed share of"):
             await run(Folder(out), source, client, limits=limits)
         assert manifest_of(out).state == "failed"
-        limits = Limits(failed_share=1.0)
+        limits = BulkLimits(failed_share=1.0)
     assert (await run(Folder(out), source, client, limits=limits)).failed == ROWS // 2
 
 
@@ -344,11 +344,11 @@ async def test_changed_input_after_a_killed_retry_leaves_all_parts_of_the_manife
 async def test_job_that_another_process_began_with_another_recipe_is_not_continued(
     source: Path, out: Path
 ) -> None:
-    mine = create(Folder(out), str(source), recipe(verb="score", query="long query"), Limits())
+    mine = create(Folder(out), str(source), recipe(verb="score", query="long query"), BulkLimits())
     await run(Folder(out), source, FakeClient(), made=recipe(verb="score", query="q"))
     client = FakeClient()
     with pytest.raises(JobError, match="with another query"):
-        await Job(Folder(out), mine, client).run(retry=True)  # type: ignore[arg-type]
+        await JobRun(Folder(out), mine, client).run(retry=True)  # type: ignore[arg-type]
     assert client.texts == []
 
 
@@ -418,7 +418,7 @@ async def test_overload_leaves_fewer_chunks_in_flight(source: Path, out: Path) -
             raise refusals.pop()
 
     client.before = refuse
-    made, limits = recipe(chunk_rows=2), Limits(in_flight=2)
+    made, limits = recipe(chunk_rows=2), BulkLimits(in_flight=2)
     task = asyncio.create_task(run(Folder(out), source, client, made=made, limits=limits))
     await eventually(lambda: client.blocked == 1 and not refusals)
     await asyncio.sleep(0.1)
@@ -448,7 +448,7 @@ async def test_job_without_answers_stops_after_its_patience(source: Path, out: P
 
     client.before = refuse
     with pytest.raises(JobError, match=r"no chunk was answered for 0.05 s: no worker"):
-        await run(Folder(out), source, client, limits=Limits(patience=0.05))
+        await run(Folder(out), source, client, limits=BulkLimits(patience=0.05))
     client.before = lambda texts: None
     assert (await run(Folder(out), source, client)).state == "completed"
 
@@ -494,13 +494,13 @@ async def test_other_revision_fails_a_job_of_scores(source: Path, out: Path) -> 
 SMALL = recipe(chunk_rows=5)
 
 
-async def _stopped(source: Path, out: Path, stop: str) -> tuple[Job, asyncio.Task[Any]]:
+async def _stopped(source: Path, out: Path, stop: str) -> tuple[JobRun, asyncio.Task[Any]]:
     """Return a job with one committed part and others in flight, and its run, after `stop`."""
     client = FakeClient()
     client.before = lambda texts: client.gate.clear() if len(client.texts) >= 20 else None
-    job = Job(
+    job = JobRun(
         Folder(out),
-        create(Folder(out), str(source), SMALL, Limits(in_flight=2)),
+        create(Folder(out), str(source), SMALL, BulkLimits(in_flight=2)),
         client,  # type: ignore[arg-type]
     )
     task = asyncio.create_task(job.run())
@@ -547,7 +547,7 @@ async def test_job_without_process_is_cancelled_by_the_request(source: Path, out
 async def test_deadline_stops_the_job(source: Path, out: Path) -> None:
     client = FakeClient()
     client.gate.clear()
-    manifest = await run(Folder(out), source, client, limits=Limits(deadline=time.time()))
+    manifest = await run(Folder(out), source, client, limits=BulkLimits(deadline=time.time()))
     assert (manifest.state, "deadline passed" in manifest.error) == ("expired", True)
     assert (await run(Folder(out), source, FakeClient())).state == "completed"
 
@@ -556,7 +556,7 @@ async def test_chunks_in_flight_are_limited(source: Path, out: Path) -> None:
     client = FakeClient()
     client.before = lambda texts: client.gate.clear() if not client.texts else None
     task = asyncio.create_task(
-        run(Folder(out), source, client, made=recipe(chunk_rows=1), limits=Limits(in_flight=3))
+        run(Folder(out), source, client, made=recipe(chunk_rows=1), limits=BulkLimits(in_flight=3))
     )
     await eventually(lambda: client.active == 2)
     await asyncio.sleep(0.05)

@@ -17,7 +17,7 @@ from shoal.bulk.engine import create
 from shoal.bulk.failures import InputChanged, JobError
 from shoal.bulk.matching import find_input
 from shoal.bulk.places import Folder
-from shoal.bulk.spec import Limits, Recipe
+from shoal.bulk.spec import BulkLimits, BulkRecipe
 
 from tests.bulk.fake_client import FakeClient
 from tests.bulk.jobs import lines, manifest_of, recipe, run, table, write_lines
@@ -171,7 +171,7 @@ def test_texts_may_have_different_arrow_types(tmp_path: Path) -> None:
     for number, kind in enumerate(kinds):
         values = pyarrow.array([f"text {number}"]).cast(kind)
         parquet.write_table(pyarrow.table({"text": values}), tmp_path / f"{number}.parquet")
-    source = inputs.open_source(find_input(str(tmp_path)), Recipe("encode", "org/small"))
+    source = inputs.open_source(find_input(str(tmp_path)), BulkRecipe("encode", "org/small"))
     (chunk,) = source.chunks(lambda number: True)
     assert chunk.texts == ["text 0", "text 1", "text 2"]
 
@@ -194,7 +194,7 @@ def test_file_with_a_wildcard_in_its_name_is_no_pattern(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "out"])
 def test_output_within_the_input_is_refused(folder: Path, name: str) -> None:
     with pytest.raises(JobError, match="is in the input"):
-        create(Folder(folder / name), str(folder), recipe(), Limits())
+        create(Folder(folder / name), str(folder), recipe(), BulkLimits())
 
 
 async def test_folders_of_a_store_may_be_named_as_files(folder: Path, out: Path) -> None:
@@ -215,7 +215,7 @@ def test_objects_may_have_wildcards_in_their_names(uri: str) -> None:
     try:
         (file,) = find_input(uri).files
         assert file.uri == "memory:///brackets/docs[1].jsonl" or file.uri == uri
-        source = inputs.open_source(find_input(uri), Recipe("encode", "org/small"))
+        source = inputs.open_source(find_input(uri), BulkRecipe("encode", "org/small"))
         assert [chunk.texts for chunk in source.chunks(lambda number: True)] == [["a"]]
     finally:
         files.rm("/brackets", recursive=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from libs.catalog import coverage
-from libs.catalog.card import Card, Sparse, StaticQueries
+from libs.catalog.card import Card, SparseOutput, StaticQueries
 from libs.catalog.cards import read_catalog
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Hints, Overrides
@@ -278,7 +278,7 @@ def test_v_splade_is_recognised_by_its_tensors(tmp_path: Path) -> None:
         "dot",
         0,
     )
-    assert card.sparse == Sparse(
+    assert card.sparse == SparseOutput(
         50_368, queries=StaticQueries("", "model.safetensors", default=True)
     )
     assert card.inputs == ("text", "image")

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from libs.queue import LaneKey, Lanes, QueuedJob, connect
 from libs.queue.connection.cluster import client_for_key
-from libs.queue.keys import KEYS, Keys, slot_number
+from libs.queue.keys import KEYS, RedisKeys, slot_number
 from tests.chaos.observer import Observer
 from tests.chaos.stage import QUEUE_SLOTS
 from tests.support.redis_cluster import RedisCluster
@@ -61,7 +61,7 @@ async def check_lanes(nodes: RedisCluster) -> None:
     left = "; ".join(await observer.leftovers())
     assert all(f"I4 {lane.name}: 1 waiting jobs" in left for lane in LANES)
 
-    counters = Keys(QUEUE_SLOTS).lane_keys(LANES[1])[KEYS.index("meta")]
+    counters = RedisKeys(QUEUE_SLOTS).lane_keys(LANES[1])[KEYS.index("meta")]
     await client_for_key(redis, counters).hincrby(counters, "enqueued", 1)
     problems = [problem for one in await observer.snapshots() for problem in one.problems()]
     assert [problem.split(":")[0] for problem in problems] == [f"I3 {LANES[1].name}"]

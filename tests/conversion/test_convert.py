@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from libs.conversion import Step, convert, plan_steps, process, read_record
+from libs.conversion import ConversionStep, convert, plan_steps, process, read_record
 from libs.conversion.convert import RECORD, file_sha256
 from libs.errors import ModelBroken, NoCapacity
 from tests.conversion.watching import watch_children
@@ -269,7 +269,7 @@ def test_conversion_holds_little_memory_whatever_the_file_has(
     torch.save(state, tmp_path / SOURCE, _use_new_zipfile_serialization=form != "stacked pickles")
     del large, state
     watches = watch_children(monkeypatch)
-    convert(tmp_path, tmp_path, [Step("torch", SOURCE, OUTPUT)], ignore)
+    convert(tmp_path, tmp_path, [ConversionStep("torch", SOURCE, OUTPUT)], ignore)
     watches[0].thread.join()
     print(
         f"{form}: RssAnon {watches[0].anonymous >> 20} MiB, VmHWM {watches[0].resident >> 20} "

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from libs.conversion.archive import Refused
+from libs.conversion.archive import CheckpointRefused
 from libs.conversion.plan import find_vocabulary
 from libs.conversion.sentencepiece import read_pieces
 from libs.conversion.vocabularies import tokenizer_json
@@ -385,7 +385,7 @@ def test_marian_vocabularies_that_are_refused(
         "vocab.json": {"</s>": 0, "<unk>": 1},
         "config.json": {"model_type": "marian"},
     }
-    with pytest.raises(Refused, match=problem):
+    with pytest.raises(CheckpointRefused, match=problem):
         made_of({**files, **changes})
 
 
@@ -403,7 +403,7 @@ def test_added_tokens_have_the_ids_of_their_file() -> None:
     gapped = made_of({**files, "added_tokens.json": {"<<ENT>>": size, "<<SEP>>": size + 3}})
     assert [gapped.token_to_id(token) for token in added] == [size, size + 3]
     assert gapped.encode("<<SEP>> x").ids[1] == size + 3
-    with pytest.raises(Refused, match="has the id 9999"):
+    with pytest.raises(CheckpointRefused, match="has the id 9999"):
         made_of({**files, "added_tokens.json": {"<<ENT>>": 9_999}})
 
 
@@ -426,5 +426,5 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", [name for name in BAD if BAD[name][1]])
 def test_bad_files_are_refused_by_name(name: str) -> None:
     files, problem = BAD[name]
-    with pytest.raises(Refused, match=problem):
+    with pytest.raises(CheckpointRefused, match=problem):
         made_of(files)

@@ -20,23 +20,25 @@ from shoal.v1 import models_pb2
 from libs.errors import InvalidInput, QueueFull, WorkerLost
 from services.edge.dialects import ollama
 from services.edge.dialects.generation import chat, completions, ollama_chat
-from services.edge.messages.base import Answer, HttpError, MeshCall, Received, Stream
-from services.edge.messages.names import Names, Target
+from services.edge.messages.base import Answer, HttpError, MeshCall, Received, StreamedCall
+from services.edge.messages.names import AliasNames, AliasTarget
 from tests.edge.parts import MODEL, Http, Script, card, edge, head
 from tests.edge.test_server import until
 
-NAMES = Names({"writer": Target(MODEL, adapter="org/adapter")})
+NAMES = AliasNames({"writer": AliasTarget(MODEL, adapter="org/adapter")})
 PNG = "data:image/png;base64," + base64.b64encode(b"an image").decode()
 HELLO = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
 
-def ask(body: Any, what: Callable[[Received], MeshCall | Stream] = chat.chat) -> Any:
+def ask(body: Any, what: Callable[[Received], MeshCall | StreamedCall] = chat.chat) -> Any:
     return what(Received(json.dumps(body).encode(), NAMES, request_id="r1"))
 
 
-def refused(body: Any, what: Callable[[Received], MeshCall | Stream] = chat.chat) -> HttpError:
+def refused(
+    body: Any, what: Callable[[Received], MeshCall | StreamedCall] = chat.chat
+) -> HttpError:
     with pytest.raises(HttpError) as caught:
         ask(body, what)
     return caught.value
@@ -784,7 +786,7 @@ class TestOllama:
         ],
     )
     def test_refusals(
-        self, body: dict[str, Any], what: Callable[[Received], MeshCall | Stream], field: str
+        self, body: dict[str, Any], what: Callable[[Received], MeshCall | StreamedCall], field: str
     ) -> None:
         assert refused({"model": MODEL, **body}, what).field == field
 

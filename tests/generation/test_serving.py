@@ -13,7 +13,7 @@ from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
 from libs.kinds.generative import model as writers
 from libs.models import EncodeWork, ExtractResult, GeneratedIds, Output, Prepared, Unfinished
 from libs.models.generation.model import GenerativeModel
-from libs.models.interface.source import Source
+from libs.models.interface.source import LoadArguments
 from libs.models.interface.work import TextWork, Turn, never_cancelled
 from tests.generation.chat_templates import MISTRAL
 from tests.generation.served import reference, write
@@ -30,7 +30,7 @@ TEXTS = [
 
 def load(directory: Path) -> GenerativeModel:
     return writers.load(
-        Source(directory, "random/language_model", torch.device("cpu"), torch.float32)
+        LoadArguments(directory, "random/language_model", torch.device("cpu"), torch.float32)
     )
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 pytest.importorskip("triton")
 
 from libs.kernels.attention import paged_triton
-from libs.kernels.layout import Layout, upload
+from libs.kernels.layout import BatchLayout, upload
 from libs.kernels.rows.norms import rms_norm
 from libs.kernels.rows.segments import reduce
 from libs.kinds.generative import model as generative_models
@@ -32,7 +32,7 @@ from libs.models import (
     load_model,
 )
 from libs.models.images.loading import load_images
-from libs.models.interface.source import Source
+from libs.models.interface.source import LoadArguments
 from libs.models.interface.work import TextWork
 from tests.generation.served import write as write_served
 from tests.models.test_pending import arrays
@@ -115,7 +115,7 @@ def test_waits_for_the_device_are_counted() -> None:
         torch.tensor([1.0, 2.0], device=DEVICE)
         assert waits(device) == 1, "from memory that is not page-locked"
         upload([np.arange(3, dtype=np.int32)], DEVICE)
-        Layout.from_lengths((1, 2), (1, 2), DEVICE)
+        BatchLayout.from_lengths((1, 2), (1, 2), DEVICE)
         assert (x * 2).sum().shape == ()
         assert waits(device) == 0
 
@@ -124,7 +124,9 @@ def test_kernels_of_decode_steps_are_compiled_by_the_load(tmp_path: Path) -> Non
     """Each number of splits is another variant, which a request would otherwise wait for."""
     write_served("qwen3", tmp_path)
     with fake_cuda(computes=False) as device:
-        model = generative_models.load(Source(tmp_path, "random/generative", DEVICE, torch.float32))
+        model = generative_models.load(
+            LoadArguments(tmp_path, "random/generative", DEVICE, torch.float32)
+        )
         assert model.probe() > 0
         compiled = {named["SPLITS"] for name, named in device.launches if name == "_decode"}
         kv_heads = model._reader.language_model.kv_heads

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.kernels.linear.lora import Delta
+from libs.kernels.linear.lora import LoraUpdates
 from libs.kernels.linear.packed import PackedLinear, prepacking_works
 from libs.kernels.native import layer, library, panels
 from libs.models import PackedModel, load_model
@@ -247,8 +247,8 @@ def test_counted_forwards_and_adapters_use_torch(
     assert largest.numbers > 0
     one = encoder.stack[1]
     assert isinstance(one, Layer)
-    one.attn.out.delta = Delta(cast(Any, None), {})
-    monkeypatch.setattr(Delta, "add_to", lambda self, y, x: y)
+    one.attn.out.delta = LoraUpdates(cast(Any, None), {})
+    monkeypatch.setattr(LoraUpdates, "add_to", lambda self, y, x: y)
     encoder.forward(batch_of((9,)))
     assert counted.layers == 2
     one.attn.out.delta = None

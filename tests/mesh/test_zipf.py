@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 from shoal.v1 import mesh_pb2, mesh_pb2_grpc
 
 from libs.models import EncodeResult, EncodeWork, PackedModel, load_model
-from services.scheduler.simulate.engine import Fleet, simulate
+from services.scheduler.simulate.engine import SimulatedFleet, simulate
 from services.scheduler.simulate.record import Recorder
-from services.scheduler.simulate.trace import ModelCost, Request, Trace
+from services.scheduler.simulate.trace import ModelCost, Trace, TraceRequest
 from services.worker.machine.disk import weight_bytes
 from tests.models.restoring import restore
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
@@ -252,7 +252,7 @@ class Played:
     """While one client asked."""
     limit_bytes: int
     seen: Seen
-    recorded: list[Request]
+    recorded: list[TraceRequest]
     lanes: list[mesh_pb2.LaneStatus]
     log: str
 
@@ -271,13 +271,13 @@ class Played:
         }
         began = self.in_turn[0].began
         return Trace(
-            "zipf", [Request(one.began - began, one.model, 10) for one in self.in_turn], costs
+            "zipf", [TraceRequest(one.began - began, one.model, 10) for one in self.in_turn], costs
         )
 
     @property
-    def fleet(self) -> Fleet:
+    def fleet(self) -> SimulatedFleet:
         answers = statistics.median(one.ended - one.began for one in self.in_turn)
-        return Fleet(
+        return SimulatedFleet(
             self.limit_bytes,
             batch_tokens=BATCH_TOKENS,
             batch_seconds=answers / 2,

@@ -17,7 +17,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from libs.errors import InvalidInput, NoCapacity
 from libs.models.images import decoding
-from libs.models.images.decoding import LIMITS, Limits, decode, header_size
+from libs.models.images.decoding import LIMITS, ImageLimits, decode, header_size
 from libs.models.images.memory import BYTES_A_PIXEL, WEBP_BYTES_A_PIXEL, reserving
 
 FIELD = "items[3].image"
@@ -216,7 +216,7 @@ def test_thin_images(size: tuple[int, int]) -> None:
     assert decode(file_of(Image.new("RGB", size)), FIELD).shape == (size[1], size[0], 3)
 
 
-def refused(data: bytes, *, limits: Limits = LIMITS) -> str:
+def refused(data: bytes, *, limits: ImageLimits = LIMITS) -> str:
     with pytest.raises(InvalidInput) as caught:
         decode(data, FIELD, limits)
     assert caught.value.field == FIELD
@@ -224,13 +224,13 @@ def refused(data: bytes, *, limits: Limits = LIMITS) -> str:
 
 
 def test_limits_are_checked_from_the_header() -> None:
-    limits = Limits(bytes=1 << 20, pixels=37 * 53)
+    limits = ImageLimits(bytes=1 << 20, pixels=37 * 53)
     whole = file_of(PHOTO)
     assert decode(whole, FIELD, limits).shape == (37, 53, 3)
     assert "the image has 54 x 37 pixels; at most 1,961 are allowed" in refused(
         file_of(Image.new("RGB", (54, 37))), limits=limits
     )
-    assert "bytes; at most 100 are allowed" in refused(whole, limits=Limits(bytes=100))
+    assert "bytes; at most 100 are allowed" in refused(whole, limits=ImageLimits(bytes=100))
     for check in (decode, header_size):
         with pytest.raises(InvalidInput, match="pixels; at most 1,961") as caught:
             check(file_of(Image.new("RGB", (54, 37))), FIELD, limits)
@@ -303,7 +303,7 @@ def test_truncated_and_damaged_files(kind: str) -> None:
             broken[place] = NUMBERS.integers(256)
         for check in (decode, header_size):
             with suppress(InvalidInput):
-                check(bytes(broken), FIELD, Limits(pixels=100_000))
+                check(bytes(broken), FIELD, ImageLimits(pixels=100_000))
 
 
 def zipped() -> bytes:

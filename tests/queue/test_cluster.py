@@ -18,9 +18,9 @@ from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, Pulled, RedisCheck, UnsuitableRedis, connect, open_all
 from libs.queue.connection.acl import ROUTER, SCHEDULER
 from libs.queue.connection.cluster import ClusterRedis, client_for_key, list_masters
-from libs.queue.keys import LAYOUT, STREAMED_CHANNEL, Keys
+from libs.queue.keys import LAYOUT, STREAMED_CHANNEL, RedisKeys
 from libs.queue.queue_position import QueuePositions
-from libs.queue.rates import Rate, Rates, rates_key
+from libs.queue.rates import RateLimit, Rates, rates_key
 from libs.versions import LAYOUT_VERSION
 from tests.fleet import test_cards, test_lead, test_reader, test_registry
 from tests.queue import test_lanes, test_leases, test_order, test_queue_position, test_upkeep
@@ -92,7 +92,7 @@ def sharded(redis: Redis, clock: Clock | None, router_id: str) -> Lanes:
 
 
 def tag_of(lane: LaneKey) -> str:
-    return f"{{{Keys(SLOTS).locate(lane)[0]}}}"
+    return f"{{{RedisKeys(SLOTS).locate(lane)[0]}}}"
 
 
 def lanes_at(cluster: RedisCluster, port: int) -> list[LaneKey]:
@@ -300,7 +300,7 @@ async def test_fleet_and_rates_are_kept_for_all_routers(
     assert [one.load_model for one in await router.orders("w", "e", 0)] == ["m"]
     await scheduler.note_plan(fence, 1, {"m": "wanted"})
     assert await router.plan_notes("m") == {"m": "wanted"}
-    rate = Rate(requests_per_second=0.001, burst_seconds=1000)
+    rate = RateLimit(requests_per_second=0.001, burst_seconds=1000)
     for tenant in map(str, range(8)):
         first, second = (Rates(client, slots=SLOTS) for client in (as_router, connected()))
         assert await first.take(tenant, rate, 1) == 0.0
@@ -463,14 +463,17 @@ async def test_keys_of_a_migrating_slot_are_found_at_either_master(
     await lanes.check()
     lane = MODELS[0]
     await put(lanes, lane, "a")
-    inbox = lanes.inboxes[Keys(SLOTS).locate(lane)[0]]
+    inbox = lanes.inboxes[RedisKeys(SLOTS).locate(lane)[0]]
     with cluster.migrating(tag_of(lane)) as finish:
         assert await lanes.missing(lane, ["a", "b"]) == ["b"]
         assert await lanes.take_replies(0.1, inbox) == []
         assert [one.queued_jobs for one in await lanes.lane_gauges()] == [1]
         await lanes.drop_replies("b")
         finish()
-    rate, rates = Rate(requests_per_second=0.001, burst_seconds=1000), Rates(as_router, slots=SLOTS)
+    rate, rates = (
+        RateLimit(requests_per_second=0.001, burst_seconds=1000),
+        Rates(as_router, slots=SLOTS),
+    )
     for tenant in map(str, range(4)):
         assert await rates.take(tenant, rate, 1) == 0.0
         with cluster.migrating(rates_key(tenant, SLOTS)) as finish:

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from libs.queue import LaneKey, Priority, Pulled, QueuedJob, connect
-from libs.queue.keys import Keys
+from libs.queue.keys import RedisKeys
 from tests.queue.parts import (
     DEAD,
     LANE,
@@ -296,7 +296,7 @@ class LaneMachine(RuleBasedStateMachine):
             one.job_id: one.tenant for one in self.alive.values() if one.priority == "interactive"
         }
         batches = [
-            self.run(self.redis.eval(UNPACK, 1, Keys(1).lane_keys(LANE)[8], batch))
+            self.run(self.redis.eval(UNPACK, 1, RedisKeys(1).lane_keys(LANE)[8], batch))
             for batch in inside.batches
         ]
         leased = [member.decode().split(":", 3)[3] for batch in batches for member in batch[1::2]]
@@ -368,5 +368,7 @@ def test_lane_names_can_be_read_back(lane: LaneKey) -> None:
 
 def test_all_keys_of_a_lane_are_on_one_slot() -> None:
     for number in range(100):
-        tags = {key.split("}")[0] for key in Keys(16).lane_keys(LaneKey("cpu", f"org/{number}"))}
+        tags = {
+            key.split("}")[0] for key in RedisKeys(16).lane_keys(LaneKey("cpu", f"org/{number}"))
+        }
         assert len(tags) == 1

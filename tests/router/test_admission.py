@@ -30,7 +30,7 @@ from services.router.admission.rules import (
 )
 from services.router.admission.splitting import (
     MAX_JOBS,
-    Part,
+    RequestPart,
     job_id,
     job_target,
     request_digest,
@@ -310,7 +310,7 @@ def test_job_ids_differ_by_request_and_match_for_retries() -> None:
     ]
     assert same not in {request_digest(*other) for other in others}
     assert request_digest("ab", "c", "m", "", b"") != request_digest("a", "bc", "m", "", b"")
-    assert job_id(same, Part(0, 5, 1)) != job_id(same, Part(0, 6, 1))
+    assert job_id(same, RequestPart(0, 5, 1)) != job_id(same, RequestPart(0, 6, 1))
 
 
 def test_missed_deadline_is_explained() -> None:

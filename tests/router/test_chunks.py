@@ -23,8 +23,8 @@ from services.router.admission.validation.requests import (
 )
 from services.router.admission.validation.sizes import Sizes
 from services.router.lanes import codec, streamed_chunks
-from services.router.lanes.chunks import Parts, split
-from services.router.lanes.dispatch import Answered
+from services.router.lanes.chunks import ChunkMessages, split
+from services.router.lanes.dispatch import JobAnswer
 from services.router.lanes.streamed_chunks import ChunkPart, StreamedChunks
 from tests.router.parts import MODEL, card
 
@@ -179,7 +179,7 @@ def test_jobs_have_their_share_of_the_pages_and_text_that_documents_may_have() -
     pages = [budget.pages for budget in sizes.budgets]
     assert pages == [24, 250, 250, 250, 250, 0], "1,024 pages in all"
     stamp = codec.JobHeader("r", 2000, 1000, budgets=sizes.budgets, max_chunks=7)
-    halves = [splitting.Part(0, 2, 1), splitting.Part(2, 4, 1)]
+    halves = [splitting.RequestPart(0, 2, 1), splitting.RequestPart(2, 4, 1)]
     jobs = [
         worker_pb2.Job.FromString(payload)
         for payload in codec.job_payloads(asked, halves, ["a", "b"], stamp)
@@ -432,11 +432,11 @@ async def streamed_of(
     how many of them precede the answer.
     """
     held: list[int] = []
-    streamed, made = StreamedChunks(held.append, lambda size: held.append(-size)), Parts()
+    streamed, made = StreamedChunks(held.append, lambda size: held.append(-size)), ChunkMessages()
     for first, end in parts:
         streamed.add(0, part_of(whole, first, end))
     for job in range(jobs):
-        streamed.add_answer(Answered(whole, whole.ByteSize(), job == jobs - 1))
+        streamed.add_answer(JobAnswer(whole, whole.ByteSize(), job == jobs - 1))
     streamed.end()
     messages: list[pb.EncodeResponse] = []
     early = 0
@@ -470,13 +470,13 @@ async def test_chunks_are_sent_once_whatever_parts_arrive(
 
 
 async def test_parts_of_a_later_job_wait_for_the_jobs_before_it() -> None:
-    whole, made = answer(2, 3), Parts()
+    whole, made = answer(2, 3), ChunkMessages()
     streamed = StreamedChunks(lambda size: None, lambda size: None)
     streamed.add(1, part_of(whole, 0, 3))
     streamed.add(0, part_of(whole, 0, 1))
-    streamed.add_answer(Answered(whole, 1, is_last=False))
+    streamed.add_answer(JobAnswer(whole, 1, is_last=False))
     streamed.add(0, part_of(whole, 1, 2))
-    streamed.add_answer(Answered(whole, 1, is_last=True))
+    streamed.add_answer(JobAnswer(whole, 1, is_last=True))
     streamed.end()
     messages: list[pb.EncodeResponse] = []
     kinds = ""
@@ -510,10 +510,10 @@ async def test_repeated_request_forgets_chunks_that_were_not_sent() -> None:
     streamed.add(1, part_of(whole, 0, 3))
     assert streamed.restart()
     assert sum(held) == 0
-    streamed.add_answer(Answered(whole, 1, is_last=False))
-    streamed.add_answer(Answered(whole, 1, is_last=True))
+    streamed.add_answer(JobAnswer(whole, 1, is_last=False))
+    streamed.add_answer(JobAnswer(whole, 1, is_last=True))
     streamed.end()
-    assert [type(found) async for found in streamed.read()] == [Answered, Answered]
+    assert [type(found) async for found in streamed.read()] == [JobAnswer, JobAnswer]
 
 
 async def test_request_with_sent_chunks_is_not_repeated() -> None:
@@ -536,7 +536,7 @@ async def test_malformed_part_is_dropped() -> None:
 
 
 def test_answer_with_other_chunks_than_were_sent_is_refused() -> None:
-    made = Parts()
+    made = ChunkMessages()
     made.early(codec.encode_part(part_of(answer(2, 3), 0, 3).chunks))
     other = answer(2, 3)
     other.chunks.ends[1] += 1

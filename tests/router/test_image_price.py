@@ -14,7 +14,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.image_size import Size, read_image_size
+from libs.image_size import PixelSize, read_image_size
 from services.router.admission import pricing
 from services.router.admission.validation import image_price, limits
 from services.router.admission.validation.requests import check_encode, check_extract, check_score
@@ -61,7 +61,7 @@ def begin_pull(*, inputs: tuple[models_pb2.InputKind, ...] = BOTH) -> models_pb2
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_size_of_every_format(kind: str) -> None:
-    assert read_image_size(file_of(33, 70, kind)) == Size(33, 70)
+    assert read_image_size(file_of(33, 70, kind)) == PixelSize(33, 70)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_size_of_every_format(kind: str) -> None:
     ],
 )
 def test_size_of_variants(kind: str, mode: str, options: dict[str, object]) -> None:
-    assert read_image_size(file_of(20, 31, kind, mode, **options)) == Size(20, 31)
+    assert read_image_size(file_of(20, 31, kind, mode, **options)) == PixelSize(20, 31)
 
 
 @given(
@@ -94,14 +94,14 @@ def test_random_bytes_never_raise(noise: bytes, file: bytes, kept: int) -> None:
 
 
 def test_tokens_by_the_size() -> None:
-    assert image_price.image_tokens(Size(3000, 2000), FIXED) == 50
+    assert image_price.image_tokens(PixelSize(3000, 2000), FIXED) == 50
     assert image_price.image_tokens(None, FIXED) == 50
-    assert image_price.image_tokens(Size(100, 200), FREE) == 4 * 8 + 1
-    assert image_price.image_tokens(Size(1, 100_000), FREE) == 1000
+    assert image_price.image_tokens(PixelSize(100, 200), FREE) == 4 * 8 + 1
+    assert image_price.image_tokens(PixelSize(1, 100_000), FREE) == 1000
     assert image_price.image_tokens(None, FREE) == 1000
-    assert image_price.image_tokens(Size(100, 200), None) == image_price.UNKNOWN_TOKENS
+    assert image_price.image_tokens(PixelSize(100, 200), None) == image_price.UNKNOWN_TOKENS
     assert (
-        image_price.image_tokens(Size(100, 200), models_pb2.ImageInput())
+        image_price.image_tokens(PixelSize(100, 200), models_pb2.ImageInput())
         == image_price.UNKNOWN_TOKENS
     )
 
@@ -111,9 +111,14 @@ def test_tokens_of_several_maps() -> None:
     and 64 pixels a position.
     """
     maps = models_pb2.ImageInput(short_side=800, long_side=1333, patch=8, maps=4, max_tokens=22_000)
-    assert image_price.image_tokens(Size(400, 400), maps) == 100 * 100 + 50 * 50 + 25 * 25 + 13 * 13
-    assert image_price.image_tokens(Size(333, 3333), maps) == 17 * 167 + 9 * 84 + 5 * 42 + 3 * 21
-    assert image_price.image_tokens(Size(1, 4000), maps) == 1
+    assert (
+        image_price.image_tokens(PixelSize(400, 400), maps)
+        == 100 * 100 + 50 * 50 + 25 * 25 + 13 * 13
+    )
+    assert (
+        image_price.image_tokens(PixelSize(333, 3333), maps) == 17 * 167 + 9 * 84 + 5 * 42 + 3 * 21
+    )
+    assert image_price.image_tokens(PixelSize(1, 4000), maps) == 1
     assert image_price.image_tokens(None, maps) == 22_000
 
 

@@ -14,7 +14,7 @@ import pytest
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from shoal import AsyncClient, errors
-from shoal.transport.addresses import Addresses
+from shoal.transport.addresses import RouterAddresses
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import multiplex_pb2
 
@@ -439,7 +439,7 @@ async def test_calls_of_stopped_router_fail_over(redis_url: str) -> None:
             await goes.sees("w1")
             worker.hold()
             asking = AsyncClient(f"{goes.address},{stays.address}", timeout=SECONDS)
-            asking._caller._addresses = Addresses((goes.address, stays.address))
+            asking._caller._addresses = RouterAddresses((goes.address, stays.address))
             calls = [
                 asyncio.create_task(asking.encode(MODEL, [f"text {number}"])) for number in range(8)
             ]

@@ -28,7 +28,7 @@ from services.router.in_flight import (
     InFlightMemory,
 )
 from services.router.lanes import codec
-from services.router.lanes.chunks import CHUNK_BYTES, Parts, split
+from services.router.lanes.chunks import CHUNK_BYTES, ChunkMessages, split
 from tests.router.parts import (
     Client,
     FakeWorker,
@@ -526,7 +526,7 @@ def test_answer_without_rows_or_with_forms_that_differ_is_a_workers_fault() -> N
 
 
 def test_inconsistent_answers_end_stream_with_error() -> None:
-    parts = Parts()
+    parts = ChunkMessages()
     list(parts.messages(wide_answer(encode_request("1"), 6)))
     list(parts.messages(wide_answer(encode_request("1", "2"), 6)))
     with pytest.raises(InternalError, match="different"):

@@ -13,16 +13,24 @@ from hypothesis import strategies as st
 
 from libs.errors import InvalidInput
 from libs.eviction import POLICIES
-from services.scheduler.simulate.engine import CLAIRVOYANT, Event, Fleet, Outcome, simulate
-from services.scheduler.simulate.generate import Shape, bursty, uniform, zipf
-from services.scheduler.simulate.trace import ModelCost, Request, Trace
+from services.scheduler.simulate.engine import (
+    CLAIRVOYANT,
+    Event,
+    SimulatedFleet,
+    SimulationOutcome,
+    simulate,
+)
+from services.scheduler.simulate.generate import TraceShape, bursty, uniform, zipf
+from services.scheduler.simulate.trace import ModelCost, Trace, TraceRequest
 
 ALL = (*POLICIES, CLAIRVOYANT)
-FLEET = Fleet(100, batch_seconds=0.0)
+FLEET = SimulatedFleet(100, batch_seconds=0.0)
 
 
 def trace_of(models: list[ModelCost], *requests: tuple[float, str, int]) -> Trace:
-    return Trace("by hand", [Request(*one) for one in requests], {one.model: one for one in models})
+    return Trace(
+        "by hand", [TraceRequest(*one) for one in requests], {one.model: one for one in models}
+    )
 
 
 def cost(name: str, size: int = 60, load: float = 1.0, warm: float | None = None) -> ModelCost:
@@ -31,8 +39,8 @@ def cost(name: str, size: int = 60, load: float = 1.0, warm: float | None = None
 
 
 def replayed(
-    trace: Trace, fleet: Fleet = FLEET, policy: str = "lru"
-) -> tuple[Outcome, list[tuple[float, str, str]]]:
+    trace: Trace, fleet: SimulatedFleet = FLEET, policy: str = "lru"
+) -> tuple[SimulationOutcome, list[tuple[float, str, str]]]:
     """The outcome, and when what happened to which model."""
     events: list[Event] = []
     outcome = simulate(trace, fleet, policy, watch=events.append)
@@ -201,7 +209,7 @@ def test_wrong_settings_are_refused_with_their_name() -> None:
     with pytest.raises(InvalidInput, match="policy must be one of cost, lru, gdsf, clairvoyant"):
         simulate(trace_of([]), FLEET, "mru")
     with pytest.raises(InvalidInput, match="memory_bytes must be at least 1"):
-        Fleet(0)
+        SimulatedFleet(0)
 
 
 names = st.sampled_from("abcdef")
@@ -221,7 +229,7 @@ models = st.fixed_dictionaries(
     }
 )
 fleets = st.builds(
-    Fleet,
+    SimulatedFleet,
     memory_bytes=st.integers(60, 150),
     workers=st.integers(1, 3),
     host_bytes=st.sampled_from([0, 0, 50, 120]),
@@ -236,7 +244,10 @@ fleets = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(traces, models, fleets, st.sampled_from(ALL))
 def test_every_request_is_answered_and_no_budget_exceeded(
-    asked: list[tuple[float, str, int]], models: dict[str, ModelCost], fleet: Fleet, policy: str
+    asked: list[tuple[float, str, int]],
+    models: dict[str, ModelCost],
+    fleet: SimulatedFleet,
+    policy: str,
 ) -> None:
     trace = trace_of(list(models.values()), *sorted(asked))
     events: list[Event] = []
@@ -282,7 +293,7 @@ def test_every_request_is_answered_and_no_budget_exceeded(
 
 @pytest.mark.parametrize("make", [zipf, bursty, uniform])
 def test_made_traces_are_the_same_for_the_same_seed_and_rise_in_time(make: object) -> None:
-    shape = Shape(models=12, requests=400, rate=1.0)
+    shape = TraceShape(models=12, requests=400, rate=1.0)
     trace = make(shape, 3)  # type: ignore[operator]
     assert trace == make(shape, 3)  # type: ignore[operator]
     assert trace.requests != make(shape, 4).requests  # type: ignore[operator]
@@ -296,9 +307,9 @@ def test_default_policy_stalls_for_at_most_nine_tenths_of_lrus_time_on_the_zipf_
     """Eighty models of 0.1 to 16 GiB, room for a quarter of them, popularity by Zipf's law."""
     stalls = dict.fromkeys(("lru", "cost", CLAIRVOYANT), 0.0)
     for seed in range(2):
-        trace = zipf(Shape(models=80, requests=3000, rate=0.1, skew=1.1), seed)
+        trace = zipf(TraceShape(models=80, requests=3000, rate=0.1, skew=1.1), seed)
         memory = sum(model.bytes for model in trace.models.values()) // 4
         for policy in stalls:
-            stalls[policy] += simulate(trace, Fleet(memory), policy).stall_seconds
+            stalls[policy] += simulate(trace, SimulatedFleet(memory), policy).stall_seconds
     assert stalls["cost"] <= 0.9 * stalls["lru"]
     assert stalls[CLAIRVOYANT] < stalls["cost"]

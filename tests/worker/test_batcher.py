@@ -21,15 +21,15 @@ from services.worker.scheduling.batcher import (
     COBATCH_WINDOW_SECONDS,
     NO_CALLER,
     Batch,
+    BatchGroup,
+    BatchLimits,
     Flow,
-    Group,
-    Limits,
     Waiting,
     WaitingRoom,
 )
 from services.worker.scheduling.turns import BURST_SECONDS, REMEMBERED_SECONDS
 
-GROUPS = [Group("org/a", "dense"), Group("org/a", "logits"), Group("org/b", "dense")]
+GROUPS = [BatchGroup("org/a", "dense"), BatchGroup("org/a", "logits"), BatchGroup("org/b", "dense")]
 FLOWS = [
     NO_CALLER,
     Flow(tenant="x"),
@@ -47,17 +47,17 @@ sequences = st.lists(
     max_size=60,
 )
 limits = st.builds(
-    Limits,
+    BatchLimits,
     tokens=st.integers(1, 100),
     items=st.integers(1, 20),
     max_age=st.integers(1, 30).map(float),
 )
-WIDE = Limits(tokens=100, items=10, max_age=1.0)
+WIDE = BatchLimits(tokens=100, items=10, max_age=1.0)
 
 
 @dataclass(frozen=True)
 class Arrived:
-    group: Group
+    group: BatchGroup
     flow: Flow
     waiting: Waiting
 
@@ -65,7 +65,9 @@ class Arrived:
 Everything = dict[tuple[int, int], Arrived]
 
 
-def fill(arrivals: list[tuple[Group, Flow, int, int]]) -> tuple[WaitingRoom, Everything, float]:
+def fill(
+    arrivals: list[tuple[BatchGroup, Flow, int, int]],
+) -> tuple[WaitingRoom, Everything, float]:
     """Return a room with sequences that arrived in turn, its contents, and the time of the last
     arrival.
     """
@@ -82,7 +84,7 @@ def take_from(everything: Everything, batch: Batch) -> list[Arrived]:
     return [everything.pop((one.job, one.index)) for one in batch.chosen]
 
 
-def serve(room: WaitingRoom, limits: Limits, now: float, seconds: float = 1.0) -> Batch:
+def serve(room: WaitingRoom, limits: BatchLimits, now: float, seconds: float = 1.0) -> Batch:
     batch = room.take(limits, now)
     assert batch is not None
     room.ran(batch, seconds, now + seconds)
@@ -91,7 +93,7 @@ def serve(room: WaitingRoom, limits: Limits, now: float, seconds: float = 1.0) -
 
 @given(sequences, limits)
 def test_every_sequence_is_served_once_within_the_budget(
-    arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
+    arrivals: list[tuple[BatchGroup, Flow, int, int]], limits: BatchLimits
 ) -> None:
     room, everything, now = fill(arrivals)
     while batch := room.take(limits, now):
@@ -115,7 +117,7 @@ def test_every_sequence_is_served_once_within_the_budget(
 
 @given(sequences, limits)
 def test_batch_begins_with_the_oldest_sequence_of_its_flow(
-    arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
+    arrivals: list[tuple[BatchGroup, Flow, int, int]], limits: BatchLimits
 ) -> None:
     room, everything, now = fill(arrivals)
     while batch := room.take(limits, now):
@@ -133,7 +135,7 @@ def test_batch_begins_with_the_oldest_sequence_of_its_flow(
 
 @given(sequences, limits)
 def test_overdue_sequences_of_a_flow_are_served_in_order(
-    arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
+    arrivals: list[tuple[BatchGroup, Flow, int, int]], limits: BatchLimits
 ) -> None:
     room, everything, now = fill(arrivals)
     while batch := room.take(limits, now):
@@ -157,7 +159,7 @@ def test_overdue_sequences_of_a_flow_are_served_in_order(
 
 @given(sequences, limits)
 def test_skipped_sequences_do_not_fit_the_remaining_budget(
-    arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
+    arrivals: list[tuple[BatchGroup, Flow, int, int]], limits: BatchLimits
 ) -> None:
     """All flows are new, so they may all share a batch."""
     room, everything, now = fill(arrivals)
@@ -176,7 +178,7 @@ def test_skipped_sequences_do_not_fit_the_remaining_budget(
 
 @given(sequences, st.sets(st.integers(0, 20)))
 def test_removed_jobs_leave_nothing_behind(
-    arrivals: list[tuple[Group, Flow, int, int]], removed: set[int]
+    arrivals: list[tuple[BatchGroup, Flow, int, int]], removed: set[int]
 ) -> None:
     room, everything, now = fill(arrivals)
     room.remove(removed)
@@ -201,7 +203,7 @@ costs = st.lists(st.integers(1, 50), min_size=1, max_size=7)
 @settings(deadline=None, max_examples=50)
 @given(weights, costs)
 def test_backlogged_flows_get_device_time_by_weight_within_one_batch(
-    weights: dict[tuple[Group, Flow], float], costs: list[int]
+    weights: dict[tuple[BatchGroup, Flow], float], costs: list[int]
 ) -> None:
     """Fairness holds between callers, between models of a caller, and between lines of a model.
     Each batch has one sequence.
@@ -210,7 +212,7 @@ def test_backlogged_flows_get_device_time_by_weight_within_one_batch(
     got = dict.fromkeys(weights, 0.0)
     costliest = max(costs)
 
-    def arrive(of: tuple[Group, Flow]) -> None:
+    def arrive(of: tuple[BatchGroup, Flow]) -> None:
         nonlocal number
         number += 1
         room.add(of[0], [Waiting(number, 0, 10, float(number))], of[1], weights[of])
@@ -218,7 +220,7 @@ def test_backlogged_flows_get_device_time_by_weight_within_one_batch(
     for of in weights:
         arrive(of)
     for turn in range(300):
-        batch = room.take(Limits(10, 1, 1e9), float(number))
+        batch = room.take(BatchLimits(10, 1, 1e9), float(number))
         assert batch is not None
         (flow,) = batch.weighed
         seconds = costs[turn % len(costs)]
@@ -236,9 +238,9 @@ def test_backlogged_flows_get_device_time_by_weight_within_one_batch(
 
 
 def spread(
-    got: Mapping[tuple[Group, Flow], float],
-    weights: Mapping[tuple[Group, Flow], float],
-    key: Callable[[Group, Flow], Hashable],
+    got: Mapping[tuple[BatchGroup, Flow], float],
+    weights: Mapping[tuple[BatchGroup, Flow], float],
+    key: Callable[[BatchGroup, Flow], Hashable],
 ) -> float:
     """Return the spread of weighted seconds between flows that share a key."""
     sums: dict[Hashable, float] = defaultdict(float)
@@ -250,7 +252,7 @@ def spread(
 @settings(deadline=None, max_examples=50)
 @given(sequences, costs)
 def test_newcomer_waits_for_one_batch_of_each_other_flow(
-    arrivals: list[tuple[Group, Flow, int, int]], costs: list[int]
+    arrivals: list[tuple[BatchGroup, Flow, int, int]], costs: list[int]
 ) -> None:
     """The bound holds for other callers and for other models of the same caller, however much waits
     and continues to arrive.
@@ -263,10 +265,10 @@ def test_newcomer_waits_for_one_batch_of_each_other_flow(
         if turn == 10:
             for group, flow in others:
                 room.add(group, [Waiting(next(numbers), 0, 50, now) for _ in range(5)], flow)
-            room.add(Group("org/new", "dense"), [new_model])
+            room.add(BatchGroup("org/new", "dense"), [new_model])
             room.add(A, [new_caller], Flow(tenant="new"))
             before: list[Batch] = []
-        batch = serve(room, Limits(50, 5, 1.0), now, costs[turn % len(costs)])
+        batch = serve(room, BatchLimits(50, 5, 1.0), now, costs[turn % len(costs)])
         now += 1
         for flow in batch.weighed:
             room.add(batch.group, [Waiting(next(numbers), 0, 50, now)], flow)
@@ -307,7 +309,7 @@ def test_light_tenant_is_next_and_does_not_share_its_batch() -> None:
 
 @pytest.mark.parametrize(("group", "flow"), [(B, NO_CALLER), (A, Y)])
 def test_burst_of_a_light_client_precedes_a_backlog_within_its_credit(
-    group: Group, flow: Flow
+    group: BatchGroup, flow: Flow
 ) -> None:
     room = WaitingRoom()
     room.add(A, [Waiting(number, 0, 100, 0.0) for number in range(100)], X)
@@ -322,7 +324,7 @@ def test_burst_of_a_light_client_precedes_a_backlog_within_its_credit(
 
 
 def test_generative_model_has_half_weight_and_no_burst_credit() -> None:
-    room, writer = WaitingRoom(), Group("org/writer", GENERATE)
+    room, writer = WaitingRoom(), BatchGroup("org/writer", GENERATE)
     arrived = 0
 
     def one_more(now: float) -> None:
@@ -401,7 +403,7 @@ def test_device_is_shared_with_flows_that_recently_had_work() -> None:
 
 @given(sequences, limits)
 def test_state_of_departed_flows_is_freed(
-    arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
+    arrivals: list[tuple[BatchGroup, Flow, int, int]], limits: BatchLimits
 ) -> None:
     room, _, now = fill(arrivals)
     while batch := room.take(limits, now):
@@ -445,18 +447,18 @@ def test_group_cap_limits_its_batches() -> None:
 def test_number_of_considered_sequences_is_bounded() -> None:
     room = WaitingRoom()
     room.add(A, [Waiting(number, 0, 1, 0.0) for number in range(2 * CANDIDATES)])
-    assert len(serve(room, Limits(10**6, 10**6, 1.0), 0.0).chosen) == CANDIDATES
+    assert len(serve(room, BatchLimits(10**6, 10**6, 1.0), 0.0).chosen) == CANDIDATES
 
 
 def test_empty_room_gives_no_batch() -> None:
-    assert WaitingRoom().take(Limits(1, 1, 1.0), now=0.0) is None
+    assert WaitingRoom().take(BatchLimits(1, 1, 1.0), now=0.0) is None
 
 
 @pytest.mark.parametrize(("heavy", "batches"), [(X, 0), (Flow(tenant="new"), 1)])
 def test_another_model_gives_a_heavy_caller_no_credit(heavy: Flow, batches: int) -> None:
     """A light tenant uses another model. A new caller takes turns with it immediately."""
     room, now = WaitingRoom(), 0.0
-    one_each, numbers = Limits(tokens=10, items=1, max_age=1e9), itertools.count()
+    one_each, numbers = BatchLimits(tokens=10, items=1, max_age=1e9), itertools.count()
 
     def served() -> Batch | None:
         nonlocal now
@@ -540,6 +542,6 @@ def test_preempting_caller_uses_its_burst_and_then_waits() -> None:
         room.add(B, [Waiting(number, 0, 1, now)], Y)
     while room.preempts(batch, WIDE):
         overtaking, now = overtaking + 1, now + 0.04
-        serve(room, Limits(tokens=50, items=1, max_age=1.0), now, 0.04)
+        serve(room, BatchLimits(tokens=50, items=1, max_age=1.0), now, 0.04)
     assert overtaking * 0.04 == pytest.approx(BURST_SECONDS - WIDE.seconds, abs=0.04)
     room.ran(batch, 0.1, now)

@@ -23,7 +23,7 @@ from libs.kernels.linear import int8
 from libs.models import Head, Output, PackedModel, load_model
 from libs.models.interface.sequences import InputSequence
 from services.worker.check import selftest
-from services.worker.check.explain import Report, inspect
+from services.worker.check.explain import ModelReport, inspect
 from tests.generation.served import write
 from tests.models.test_int8 import write_outliers
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
@@ -82,7 +82,7 @@ def test_folder_of_models_is_refused_with_its_models(check: Check, embedder: Pat
     assert check(embedder, "--no-test").code == 0
 
 
-def why(report: Report) -> dict[str, tuple[str, tuple[str, ...]]]:
+def why(report: ModelReport) -> dict[str, tuple[str, tuple[str, ...]]]:
     return {fact.what: (fact.value, fact.why) for fact in report.facts}
 
 

@@ -15,7 +15,7 @@ from shoal.v1 import models_pb2
 
 from libs.errors import ModelBroken, ModelNotFound
 from libs.eviction import lru
-from libs.store import Remote, RemoteFile, Store
+from libs.store import ModelStore, Remote, RemoteFile
 from libs.store.cache import Cache
 from libs.store.download import Transfer
 from libs.store.objects import ObjectStore
@@ -225,8 +225,8 @@ class _Slow:
         return None
 
 
-def store_of(root: Path, source: FakeSource, budget_bytes: int = 1 << 30) -> Store:
-    return Store([source], Cache(root), budget_bytes, Transfer(retry_seconds=()))
+def store_of(root: Path, source: FakeSource, budget_bytes: int = 1 << 30) -> ModelStore:
+    return ModelStore([source], Cache(root), budget_bytes, Transfer(retry_seconds=()))
 
 
 async def test_model_of_a_store_is_fetched_and_loaded(tmp_path: Path) -> None:

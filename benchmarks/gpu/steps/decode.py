@@ -26,7 +26,7 @@ from benchmarks.gpu.graphs import NEVER, Tally
 from benchmarks.gpu.report import Row
 from benchmarks.models.families import POSITIONS, Shape
 from libs.kernels.attention.paged import pages_for
-from libs.models.generation import DecodeLoop, LanguageModel, Request, load_language_model
+from libs.models.generation import DecodeLoop, LanguageModel, SequenceRequest, load_language_model
 from libs.models.generation.decoding.rules import Ids
 from tests.parity.checkpoints import random_model
 
@@ -187,7 +187,7 @@ def captured(context: Context, loop: DecodeLoop, tally: Tally) -> bool:
 
 
 def texts(loop: DecodeLoop, asked: Sequence[Ids], tokens: int) -> list[list[int]]:
-    added = [loop.add(Request(ids, most=tokens)) for ids in asked]
+    added = [loop.add(SequenceRequest(ids, most=tokens)) for ids in asked]
     found: dict[int, list[int]] = {id(each): [] for each in added}
     while loop.sequences:
         for written in loop.step():
@@ -197,7 +197,7 @@ def texts(loop: DecodeLoop, asked: Sequence[Ids], tokens: int) -> list[list[int]
 
 def milliseconds(context: Context, loop: DecodeLoop, asked: Sequence[Ids], steps: int) -> float:
     """Return the milliseconds of a step in which all sequences generate, after their prompts."""
-    added = [loop.add(Request(ids, most=steps + WARM + 1)) for ids in asked]
+    added = [loop.add(SequenceRequest(ids, most=steps + WARM + 1)) for ids in asked]
     while not all(each.is_prefilled for each in added):
         loop.step([each for each in added if not each.is_prefilled])
     for _ in range(WARM):

@@ -14,7 +14,7 @@ from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
 from libs.models.generation.chat import ChatTemplate, Message
 from libs.models.generation.decoding.language_model import LanguageModel
-from libs.models.generation.decoding.sequences import Request
+from libs.models.generation.decoding.sequences import SequenceRequest
 from libs.models.generation.grammars import Grammar, Grammars
 from libs.models.generation.reader import (
     GenerationOptions,
@@ -114,7 +114,9 @@ class TextReader:
             return self._grammars.compile_tools(work, self.tool_form)
         return self._grammars.compile_schema(work.json_schema)
 
-    def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
+    def requests(
+        self, sequences: list[InputSequence], yield_point: YieldPoint
+    ) -> list[SequenceRequest]:
         if self.language_model.encoder is None:
             return [GenerationOptions.from_sequence(each).request(each.ids) for each in sequences]
         states = self.language_model.encode([each.ids for each in sequences], yield_point)

@@ -16,7 +16,7 @@ from libs.models.interface.work import DataType, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredArray:
     """An array as tensor.proto stores it.
 
     Attributes:
@@ -41,7 +41,7 @@ class RaggedRows:
     the first 0.
     """
 
-    values: Stored
+    values: StoredArray
     offsets: list[int]
 
 
@@ -54,7 +54,7 @@ class SparseRows:
     columns: int
     offsets: list[int]
     indices: NDArray[np.uint32]
-    values: Stored
+    values: StoredArray
     truncated: bool = False
     """True if a row had more numbers than its share of the answer holds. The largest are kept."""
 
@@ -88,7 +88,7 @@ class EncodeResult:
     are None.
     """
 
-    dense: Stored | None = None  # [texts or chunks, dimensions]
+    dense: StoredArray | None = None  # [texts or chunks, dimensions]
     sparse: SparseRows | None = None
     multi_vector: RaggedRows | None = None
     chunks: Chunks | None = None

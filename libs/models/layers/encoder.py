@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from libs.kernels.attention.varlen import varlen_attention
-from libs.kernels.layout import Layout, to_device
+from libs.kernels.layout import BatchLayout, to_device
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.native import layer as native_layer
 from libs.kernels.native.library import native
@@ -151,7 +151,7 @@ class Attention(nn.Module):
         return self.mix(q, k, v, batch, batch.layout, shared)
 
     def forward_rows(
-        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: BatchLayout
     ) -> Tensor:
         """Attend with one query row of each sequence: [tokens, hidden] to [sequences, heads *
         head_size].
@@ -160,7 +160,7 @@ class Attention(nn.Module):
         return self.mix(q.index_select(0, rows), k, v, batch, layout, shared)
 
     def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: BatchLayout, shared: Shared
     ) -> Tensor:
         """Attend from queries [queries, heads, head_size] to keys and values, [tokens, kv_heads,
         head_size] each, and return [queries, heads * head_size].
@@ -322,8 +322,8 @@ class Layer(nn.Module):
         def linear(one: PackedLinear) -> native_layer.Linear:
             return native_layer.Linear(one.panels, one.bias, one.inputs, one.outputs)
 
-        def norm(one: Norm) -> native_layer.Norm:
-            return native_layer.Norm(one.weight, one.bias)
+        def norm(one: Norm) -> native_layer.NormWeights:
+            return native_layer.NormWeights(one.weight, one.bias)
 
         return native_layer.LayerParts(
             qkv=linear(attn.qkv),
@@ -355,7 +355,7 @@ class Layer(nn.Module):
         batch: Packed,
         shared: Shared,
         rows: Tensor | None,
-        layout: Layout,
+        layout: BatchLayout,
         pages: native_layer.LayerPages | None = None,
     ) -> Tensor | None:
         """Run `forward`, or with `rows` `forward_rows`, in one call of the native library.
@@ -390,7 +390,7 @@ class Layer(nn.Module):
         return self.after_attention(x, self.attn.forward(self.before_attention(x), batch, shared))
 
     def forward_rows(
-        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: BatchLayout
     ) -> Tensor:
         """Apply the layer to one row of each sequence. The other rows only supply keys and values.
 

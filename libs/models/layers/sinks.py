@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 from libs.kernels.rows.rope import rotate
 from libs.models.interface.packed import Packed
 from libs.models.layers.encoder import Attention, Shared
@@ -49,12 +49,12 @@ class SinkAttention(Attention):
         return q, k, v
 
     def forward_rows(
-        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: BatchLayout
     ) -> Tensor:
         return self.forward(x, batch, shared).index_select(0, rows)
 
     def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: BatchLayout, shared: Shared
     ) -> Tensor:
         if self.window is None:
             raise ValueError("attention with sinks needs a window")

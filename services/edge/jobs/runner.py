@@ -25,7 +25,7 @@ from shoal.transport.wire import Metadata
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import fields
 from services.edge.batches.context import Context
-from services.edge.batches.leases import BATCH_RENEW_SECONDS, Lease
+from services.edge.batches.leases import BATCH_RENEW_SECONDS, BatchLease
 from services.edge.batches.runner import CANCEL
 from services.edge.credentials import AUTHORIZATION
 from services.edge.jobs.objects import JobCounts, JobRecord, Status
@@ -50,7 +50,7 @@ UNAUTHENTICATED: Final = "UNAUTHENTICATED"
 _REQUESTS: Final = {CANCEL: "cancel", PAUSE: "pause"}
 
 
-class Mesh:
+class MeshConnection:
     """The connection of the process to the routers."""
 
     def __init__(self, routers: tuple[str, ...], tls: Tls | None) -> None:
@@ -88,10 +88,10 @@ class JobRunner:
         context: Context,
         store: JobStore,
         record: JobRecord,
-        lease: Lease,
+        lease: BatchLease,
         *,
         settings: JobSettings,
-        mesh: Mesh,
+        mesh: MeshConnection,
     ) -> None:
         self.key, self.record = store.key, record
         self.is_preempted = False

@@ -15,10 +15,10 @@ from typing import Final
 
 import msgspec
 from shoal.bulk.failures import StorageError
-from shoal.bulk.places import Place
+from shoal.bulk.places import OutputPlace
 
 from services.edge.batches.runner import CANCEL
-from services.edge.batches.store import RECORDS, Store
+from services.edge.batches.store import RECORDS, BatchStore
 from services.edge.jobs.objects import FINAL, JOB_ID, JobRecord
 
 PAUSE: Final = "pause.json"
@@ -32,7 +32,7 @@ class JobStore:
         key: The name of the tenant's folder.
     """
 
-    def __init__(self, store: Store, key: str) -> None:
+    def __init__(self, store: BatchStore, key: str) -> None:
         self._store, self.key = store, key
 
     def job(self, identity: str) -> JobRecord | None:
@@ -90,7 +90,7 @@ class JobStore:
                 return
         self._write(record)
 
-    def requests(self, identity: str) -> Place:
+    def requests(self, identity: str) -> OutputPlace:
         """Return the folder of requests to a job."""
         return self._store.folder(self.key, identity)
 
@@ -121,5 +121,5 @@ class JobStore:
     def _marker(self, identity: str) -> str:
         return f"{self.key}.{identity}"
 
-    def _records(self) -> Place:
+    def _records(self) -> OutputPlace:
         return self._store.folder(self.key, RECORDS)

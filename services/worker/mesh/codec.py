@@ -45,7 +45,7 @@ from libs.models import (
     SchemaStructure,
     ScoreResult,
     ScoreWork,
-    Stored,
+    StoredArray,
     StructureWork,
     Truncation,
     Work,
@@ -744,7 +744,7 @@ def _chunks(chunks: Chunks) -> inference_pb2.Chunks:
     )
 
 
-def _tensor(stored: Stored) -> tensor_pb2.Tensor:
+def _tensor(stored: StoredArray) -> tensor_pb2.Tensor:
     return tensor_pb2.Tensor(
         data_type=_STORED_TYPES[stored.data_type],
         shape=stored.shape,

@@ -15,7 +15,7 @@ from shoal.errors import CannotConnect, ShoalError, Unauthenticated
 from shoal.transport.wire import Metadata
 
 from services.edge.intake import counting, reading
-from services.edge.intake.budget import Budget, Reservation, network_key
+from services.edge.intake.budget import BodyReservation, Budget, network_key
 from services.edge.intake.callers import (
     FRESH_SECONDS,
     MAX_CALLERS,
@@ -25,8 +25,14 @@ from services.edge.intake.callers import (
     REFUSAL_TTL_SECONDS,
     Callers,
 )
-from services.edge.intake.counting import MAX_DEPTH, MAX_OBJECTS, MAX_VALUES, Count, count_objects
-from services.edge.intake.reading import MAX_WALKED_BYTES, Intake, Payer
+from services.edge.intake.counting import (
+    MAX_DEPTH,
+    MAX_OBJECTS,
+    MAX_VALUES,
+    ContentCount,
+    count_objects,
+)
+from services.edge.intake.reading import MAX_WALKED_BYTES, BodyIntake, Payer
 from services.edge.messages import limits
 from services.edge.messages.base import HttpError
 from services.router.admission.validation import limits as router_limits
@@ -48,13 +54,13 @@ def value(random: Random, depth: int = 0) -> Any:
     }
 
 
-def true_count(found: Any) -> Count:
+def true_count(found: Any) -> ContentCount:
     """Return the count of a decoded value."""
     if not isinstance(found, list | dict):
-        return Count(int(isinstance(found, str)), 0)
+        return ContentCount(int(isinstance(found, str)), 0)
     within = [true_count(one) for one in (found.values() if isinstance(found, dict) else found)]
     keys = len(found) if isinstance(found, dict) else 0
-    return Count(
+    return ContentCount(
         1 + keys + sum(one.objects for one in within),
         len(found) + sum(one.values for one in within),
         1 + max((one.depth for one in within), default=0),
@@ -158,13 +164,13 @@ def test_list_limits_equal_the_routers() -> None:
     assert router_limits.TURNS.most + 2 == limits.MAX_MESSAGES
 
 
-def known(budget: Budget, tenant: str, address: str = "10.0.0.1") -> Reservation:
+def known(budget: Budget, tenant: str, address: str = "10.0.0.1") -> BodyReservation:
     found = budget.enter(address)
     found.identify(tenant)
     return found
 
 
-def filled(budget: Budget, reservation: Reservation, step: int = MIB) -> int:
+def filled(budget: Budget, reservation: BodyReservation, step: int = MIB) -> int:
     """Take bytes until the reservation is refused; return their sum."""
     with suppress(HttpError):
         while True:
@@ -433,7 +439,7 @@ class Setting:
         self.router = FakeRouter()
         self.budget = Budget(512 * MIB)
         self.callers = Callers(self.router.tenant, FakeClock())
-        self.intake = Intake(self.budget, self.callers)
+        self.intake = BodyIntake(self.budget, self.callers)
 
     def payer(self, name: str) -> Payer:
         return self.intake.payer("10.0.0.1", caller(name))
@@ -480,7 +486,7 @@ async def test_msgpack_is_walked_after_its_caller_is_identified(
     setting = Setting()
     walked: list[int] = []
 
-    def count(body: bytes, *, is_msgpack: bool) -> Count:
+    def count(body: bytes, *, is_msgpack: bool) -> ContentCount:
         walked.append(threading.get_ident())
         return count_objects(body, is_msgpack=is_msgpack)
 

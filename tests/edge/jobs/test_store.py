@@ -10,7 +10,7 @@ import pytest
 from shoal.bulk.failures import StorageError
 
 from services.edge.batches.context import new_id
-from services.edge.batches.store import Store, _Directory
+from services.edge.batches.store import BatchStore, _Directory
 from services.edge.jobs import jobs
 from services.edge.jobs.objects import JOB_PREFIX, JobRecord, Status
 from services.edge.jobs.store import JobStore
@@ -36,7 +36,7 @@ async def tenant_store(http: Http, files: Files) -> JobStore:
     job = await submit(http, files.request())
     assert (await wait_for(http, job))["status"] == "failed"
     (path,) = files.storage.glob(f"*/records/{job['id']}.json")
-    store = JobStore(Store(str(files.storage)), path.parent.parent.name)
+    store = JobStore(BatchStore(str(files.storage)), path.parent.parent.name)
     store.delete(job["id"])
     return store
 
@@ -67,7 +67,7 @@ async def test_job_that_no_edge_finds_is_cancelled_or_resumed(files: Files) -> N
 
 
 def test_progress_of_a_frozen_edge_does_not_replace_an_end(files: Files) -> None:
-    store = JobStore(Store(str(files.storage)), "tenant")
+    store = JobStore(BatchStore(str(files.storage)), "tenant")
     job = record(files, "completed")
     store.save(job)
 

@@ -38,7 +38,7 @@ _NO_LINKS: Final = _UNSUPPORTED | {errno.EPERM}
 _BLOCK_BYTES: Final = 8 << 20
 
 
-class Place(Protocol):
+class OutputPlace(Protocol):
     """The output location of a job. All methods raise StorageError."""
 
     uri: str
@@ -259,7 +259,7 @@ def _repeated(act: Callable[[], T]) -> T:
     return act()
 
 
-def place(uri: str) -> Place:
+def place(uri: str) -> OutputPlace:
     """Return the output location of a path or URL. Raises StorageError."""
     if _is_local(uri):
         return Folder(_local(uri))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.kinds.gliner2.boundary.records import Record, RecordBound, Scores, find_records
-from libs.kinds.gliner2.boundary.spans import Span, disjoint, sent
+from libs.kinds.gliner2.boundary.records import RecordBound, Scores, StructureRecord, find_records
+from libs.kinds.gliner2.boundary.spans import ScoredSpan, disjoint, sent
 from libs.models.interface.results import Field, Structure, Value
 from libs.models.interface.schema import SchemaField, SchemaStructure
 
@@ -32,18 +32,18 @@ class Frame:
     before: int
     """Number of words of choices before the text."""
 
-    def characters(self, first: int, last: int) -> Span | None:
+    def characters(self, first: int, last: int) -> ScoredSpan | None:
         """Return the code points of words `first:last`, choices counted; None unless all are in the
         text."""
         if first < self.before:
             return None
-        return Span(
+        return ScoredSpan(
             int(self.starts[first - self.before]), int(self.ends[last - 1 - self.before]), 0.0
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class FieldChoices:
     """The choices of a field."""
 
     words: Sequence[int]
@@ -60,7 +60,7 @@ class StructureReader:
         asked: SchemaStructure,
         scores: Scores,
         frame: Frame,
-        choices: Mapping[int, Choices],
+        choices: Mapping[int, FieldChoices],
         threshold: float,
         bound: RecordBound,
     ) -> None:
@@ -95,7 +95,7 @@ class StructureReader:
             )
         return [one for one in made if any(field.values for field in one.fields)]
 
-    def _values(self, number: int, row: int, record: Record) -> list[Value]:
+    def _values(self, number: int, row: int, record: StructureRecord) -> list[Value]:
         field = self._asked.fields[number]
         names = self._spans(number, row, record)
         kept = disjoint(names)
@@ -109,12 +109,12 @@ class StructureReader:
             for span in found
         ]
 
-    def _spans(self, number: int, row: int, record: Record) -> dict[Span, str]:
+    def _spans(self, number: int, row: int, record: StructureRecord) -> dict[ScoredSpan, str]:
         """Return the spans that fill a field, each with its words. A choice before the text has the
         position of its record.
         """
         field, frame = self._asked.fields[number], self._frame
-        found: dict[Span, str] = {}
+        found: dict[ScoredSpan, str] = {}
         for span, share in record.fields[number]:
             alone = float(self._scores.fields[number, span])
             score = min(alone, share)
@@ -124,13 +124,13 @@ class StructureReader:
             where = frame.characters(first, last)
             if number in self._choices and last <= frame.before:
                 name = dict(zip(self._choices[number].words, field.choices, strict=True)).get(first)
-                where = self._anchors[row] or Span(0, 0, 0.0)
+                where = self._anchors[row] or ScoredSpan(0, 0, 0.0)
             else:
                 name = None if where is None else frame.read[where.start : where.end]
                 if not field.single and alone < self._threshold:
                     continue
             if name and where is not None:
-                found.setdefault(Span(where.start, where.end, score), name)
+                found.setdefault(ScoredSpan(where.start, where.end, score), name)
         return found
 
     def _chosen(self, number: int, row: int, found: Sequence[tuple[str, float]]) -> list[Value]:

@@ -23,7 +23,7 @@ from libs.errors import TaskNotSupported
 from libs.models.generation.decoding.rules import Bits, Ids
 from libs.models.generation.grammars.schemas import FIELD, check_schema, refuse
 from libs.models.generation.tools import FIELD as TOOLS_FIELD
-from libs.models.generation.tools import Marks, ToolForm, grammar_source, parameter_schemas
+from libs.models.generation.tools import CallMarks, ToolForm, grammar_source, parameter_schemas
 from libs.models.interface.work import TextWork
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Grammars:
         """True if llguidance is installed."""
         return importlib.util.find_spec("llguidance") is not None
 
-    def _marks(self, form: ToolForm) -> Marks:
+    def _marks(self, form: ToolForm) -> CallMarks:
         added = self._tokenizer.get_added_tokens_decoder().items()
         plain = {
             token.content: number
@@ -157,7 +157,7 @@ class Grammars:
             if not token.special and number < self._vocabulary
         }
         opens, closes = plain.pop(form.opens, None), plain.pop(form.closes, None)
-        return Marks(opens, closes, sorted(plain.values()))
+        return CallMarks(opens, closes, sorted(plain.values()))
 
     def _grammar(
         self,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.errors import InputTooLong, InvalidInput
-from libs.models.images.decoding import LIMITS, Limits, decoding, header_size
+from libs.models.images.decoding import LIMITS, ImageLimits, decoding, header_size
 from libs.models.images.detection.regions import RegionOptions, select_regions
 from libs.models.images.processing import ImageProcessing
 from libs.models.interface.results import Region
@@ -55,7 +55,7 @@ class Detector:
     square: bool = False
     maps: int = 0
     smallest: int = 0
-    limits: Limits = LIMITS
+    limits: ImageLimits = LIMITS
 
     def labels(self, labels: Sequence[str]) -> tuple[Label, ...]:
         """Tokenise the labels of a job, one time for all its items. Raises InvalidInput or

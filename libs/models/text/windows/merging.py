@@ -31,7 +31,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class MergeRules:
     """Describe how a work's results are merged.
 
     Attributes:
@@ -63,7 +63,7 @@ def merged(
     text: str,
     spans: Sequence[Span],
     found: Sequence[Extraction],
-    rules: Rules,
+    rules: MergeRules,
     check_cancelled: CancelCheck,
 ) -> Extraction:
     """Return the result of a text from those of its windows, in order."""
@@ -124,7 +124,7 @@ class _Windows:
 
 
 def _entities(
-    windows: _Windows, found: Sequence[Extraction], rules: Rules, check_cancelled: CancelCheck
+    windows: _Windows, found: Sequence[Extraction], rules: MergeRules, check_cancelled: CancelCheck
 ) -> tuple[Entity, ...]:
     """Merge entities. Those that only one window can see are all kept.
 
@@ -203,7 +203,7 @@ def _labels(
 
 
 def _classifications(
-    found: Sequence[Extraction], weights: Sequence[int], rules: Rules
+    found: Sequence[Extraction], weights: Sequence[int], rules: MergeRules
 ) -> tuple[Classification, ...]:
     exclusive = rules.exclusive_questions or {}
     return tuple(

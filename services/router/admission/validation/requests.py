@@ -335,7 +335,7 @@ def _check_items(
     items: Sequence[pb.Item],
     field: str,
     card: Card | None,
-    files: Files,
+    files: RequestFiles,
     *,
     given: bool = False,
     seeded: bool = False,
@@ -396,7 +396,7 @@ def _check_item(
     item: pb.Item,
     path: str,
     card: Card | None,
-    files: Files,
+    files: RequestFiles,
     *,
     given: bool = False,
     seeded: bool = False,
@@ -438,7 +438,7 @@ def _check_parts(
     parts: Sequence[pb.Part],
     path: str,
     card: Card | None,
-    files: Files,
+    files: RequestFiles,
     *,
     divided: bool = False,
 ) -> tuple[int, ImageSizes]:
@@ -503,7 +503,7 @@ def _check_image(image: pb.Image, path: str, card: Card | None) -> ImageSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class RequestFiles:
     """Files that the items of a request share, and the indices that items have named so far."""
 
     files: Sequence[bytes]
@@ -521,12 +521,12 @@ class Files:
         return ImageSizes(sum(map(len, self.files)), 0) if self.files else NO_IMAGES
 
 
-def _check_files(files: Sequence[bytes]) -> Files:
+def _check_files(files: Sequence[bytes]) -> RequestFiles:
     limits.FILES.check(len(files), "files")
     for index, data in enumerate(files):
         limits.FILE.check(len(data), f"files[{index}]")
         _check_format(data, f"files[{index}]")
-    return Files(files, set())
+    return RequestFiles(files, set())
 
 
 def _check_format(data: bytes, path: str) -> None:
@@ -536,7 +536,7 @@ def _check_format(data: bytes, path: str) -> None:
 
 
 def _check_document(
-    document: pb.Document, path: str, card: Card | None, files: Files, divided: bool
+    document: pb.Document, path: str, card: Card | None, files: RequestFiles, divided: bool
 ) -> ImageSizes:
     """Price the requested pages, each as the largest image that the model takes: routers have no
     parser that knows their number and size.

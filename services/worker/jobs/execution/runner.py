@@ -54,10 +54,10 @@ from services.worker.jobs.waste import Waste
 from services.worker.scheduling.batcher import (
     MIN_CHARGE_SECONDS,
     Batch,
+    BatchGroup,
+    BatchLimits,
     Caller,
     Flow,
-    Group,
-    Limits,
     Waiting,
     WaitingRoom,
 )
@@ -139,7 +139,7 @@ class KeepsSequences(Protocol):
         """
 
 
-class Runner:
+class DeviceRunner:
     """Runs batches on the device thread. Add prepared jobs from any thread.
 
     `outcomes` is called exactly once for each job that is still wanted.
@@ -157,7 +157,7 @@ class Runner:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: BatchLimits,
         outcomes: Outcomes,
         *,
         clock: Callable[[], float],
@@ -300,7 +300,9 @@ class Runner:
                 for index in indices
                 if index >= first
             ]
-            self._waiting_room.add(Group(held.resident.name, head), waiting, held.flow, held.weight)
+            self._waiting_room.add(
+                BatchGroup(held.resident.name, head), waiting, held.flow, held.weight
+            )
         return False
 
     def _main(self) -> None:
@@ -561,7 +563,7 @@ class Runner:
     def _min_seconds(self, batch: Batch) -> float:
         return self._jobs[batch.chosen[0].job].resident.meter.min_seconds(batch.tokens)
 
-    def _budget_tokens(self, group: Group) -> int:
+    def _budget_tokens(self, group: BatchGroup) -> int:
         # The duration of a decoding step hardly depends on the number of sequences.
         return (
             self._caps.token_budget(group)

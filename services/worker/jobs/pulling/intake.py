@@ -31,7 +31,7 @@ from libs.telemetry.logs import fields
 from services.worker.jobs import spans
 from services.worker.jobs.answers.delivery import Delivery
 from services.worker.jobs.answers.finisher import Finisher
-from services.worker.jobs.execution.runner import Runner
+from services.worker.jobs.execution.runner import DeviceRunner
 from services.worker.jobs.held import HeldJob, Lease, PreparationKind, Unwanted
 from services.worker.jobs.pulling.preparing import (
     BLOCKED_SECONDS,
@@ -52,7 +52,7 @@ from services.worker.scheduling.meter import whole_texts
 log = logging.getLogger(__name__)
 
 
-class Intake:
+class JobIntake:
     """Reads and prepares pulled batches.
 
     `lead` measures how long before the device is free a pull must be sent.
@@ -66,7 +66,7 @@ class Intake:
         link: Link,
         residency: Residency,
         delivery: Delivery,
-        runner: Runner,
+        runner: DeviceRunner,
         finisher: Finisher,
         *,
         preparers: Mapping[PreparationKind, Preparers],

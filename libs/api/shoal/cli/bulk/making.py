@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from shoal.bulk.places import place
-from shoal.bulk.spec import Recipe
-from shoal.cli.bulk.arguments import JobFiles, JobLimits, JobServing, recipe
+from shoal.bulk.spec import BulkRecipe
+from shoal.cli.bulk.arguments import JobFiles, JobLimitOptions, JobServing, recipe
 from shoal.cli.bulk.running import continued, print_state, reported, run
 from shoal.cli.bulk.submitted import EdgeAccess, submit
 from shoal.cli.console import note
@@ -38,7 +38,7 @@ from shoal.cli.inference.arguments import (
     Threshold,
 )
 from shoal.cli.model_names import ModelId
-from shoal.cli.options import Connection, Json, grouped, set_parameters
+from shoal.cli.options import ConnectionOptions, Json, grouped, set_parameters
 
 runs = typer.Typer(
     no_args_is_help=True,
@@ -63,7 +63,7 @@ def _verb(command: Callable[..., None]) -> Callable[..., None]:
     set_parameters(
         submitted,
         [
-            one.replace(annotation=EdgeAccess) if one.annotation is Connection else one
+            one.replace(annotation=EdgeAccess) if one.annotation is ConnectionOptions else one
             for one in parameters
         ],
     )
@@ -103,9 +103,9 @@ def encode(
             show_default=False,
         ),
     ] = "",
-    limits: JobLimits,
+    limits: JobLimitOptions,
     serving: JobServing,
-    connection: Connection,
+    connection: ConnectionOptions,
     as_json: Json = False,
 ) -> None:
     """Encode a column of texts as vectors."""
@@ -138,9 +138,9 @@ def score(
     ] = "",
     scale: ScaleOption = None,
     instruction: Instruction = "",
-    limits: JobLimits,
+    limits: JobLimitOptions,
     serving: JobServing,
-    connection: Connection,
+    connection: ConnectionOptions,
     as_json: Json = False,
 ) -> None:
     """Score how relevant a column of texts is to a query, or to the query of each row."""
@@ -163,9 +163,9 @@ def entities(
     threshold: Threshold = None,
     flat: Flat = None,
     aggregation: AggregationOption = None,
-    limits: JobLimits,
+    limits: JobLimitOptions,
     serving: JobServing,
-    connection: Connection,
+    connection: ConnectionOptions,
     as_json: Json = False,
 ) -> None:
     """Find named entities in a column of texts."""
@@ -183,9 +183,9 @@ def classify(
     threshold: Threshold = None,
     multi_label: MultiLabel = None,
     hypothesis: Hypothesis = "",
-    limits: JobLimits,
+    limits: JobLimitOptions,
     serving: JobServing,
-    connection: Connection,
+    connection: ConnectionOptions,
     as_json: Json = False,
 ) -> None:
     """Classify a column of texts."""
@@ -200,9 +200,9 @@ def structure(
     *,
     files: JobFiles,
     schema: SchemaPath,
-    limits: JobLimits,
+    limits: JobLimitOptions,
     serving: JobServing,
-    connection: Connection,
+    connection: ConnectionOptions,
     as_json: Json = False,
 ) -> None:
     """Find the parts of a schema in a column of texts."""
@@ -225,9 +225,9 @@ def generate(
     max_tokens: MaxTokens = 0,
     temperature: Temperature = None,
     seed: Seed = None,
-    limits: JobLimits,
+    limits: JobLimitOptions,
     serving: JobServing,
-    connection: Connection,
+    connection: ConnectionOptions,
     as_json: Json = False,
 ) -> None:
     """Generate a text for each text of a column."""
@@ -244,9 +244,9 @@ def _extract(
     model: str,
     task: dict[str, Any],
     files: JobFiles,
-    limits: JobLimits,
+    limits: JobLimitOptions,
     serving: JobServing,
-    connection: Connection | EdgeAccess,
+    connection: ConnectionOptions | EdgeAccess,
     as_json: bool,
 ) -> None:
     given = {name: value for name, value in task.items() if value is not None}
@@ -256,10 +256,10 @@ def _extract(
 
 
 def _start(
-    made: Recipe,
+    made: BulkRecipe,
     files: JobFiles,
-    limits: JobLimits,
-    connection: Connection | EdgeAccess,
+    limits: JobLimitOptions,
+    connection: ConnectionOptions | EdgeAccess,
     as_json: bool,
 ) -> None:
     """Create a job, or continue that of the same recipe and input, and run it; or submit it."""

@@ -372,7 +372,7 @@ def text(
         raise typer.BadParameter(
             "--text-layer never and --dpi are for a model that reads the pages: add --model"
         )
-    run = pages.Reading(document, asked, dots_per_inch, output)
+    run = pages.PagesRun(document, asked, dots_per_inch, output)
     if model:
         client, task = open_client(), ReadText(kind="ocr", text_layer=layer)
         run.read(lambda part: client.extract(model, part, task, **serving))

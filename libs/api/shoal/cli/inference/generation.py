@@ -43,7 +43,7 @@ interrupted call is lost.
 """
 
 
-class Kind(StrEnum):
+class ReadingKind(StrEnum):
     CAPTION = "caption"
     DETAILED_CAPTION = "detailed_caption"
     OCR = "ocr"
@@ -180,7 +180,9 @@ def ocr(
     images: ImageFiles = None,
     *,
     files: ItemFiles,
-    kind: Annotated[Kind, typer.Option(help="The task, for models with several tasks.")] = Kind.OCR,
+    kind: Annotated[
+        ReadingKind, typer.Option(help="The task, for models with several tasks.")
+    ] = ReadingKind.OCR,
     instruction: Annotated[
         str,
         typer.Option(

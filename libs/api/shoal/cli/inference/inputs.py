@@ -10,20 +10,22 @@ from pathlib import Path
 import typer
 
 from shoal.cli.failures import InputError
-from shoal.cli.inference.files import Record, Selection, read_records
+from shoal.cli.inference.files import Selection, TextRecord, read_records
 from shoal.errors import ShoalError
 
 
 def read(
     texts: Sequence[str] | None, source: Path | None, selection: Selection, *, what: str = "TEXT"
-) -> list[Record]:
+) -> list[TextRecord]:
     """Return all texts of a command, arguments first; `-` alone is stdin.
 
     Raises InputError, and BadParameter if there are none.
     """
     if source is None and list(texts or ()) == ["-"]:
         texts, source = (), Path("-")
-    records = [Record(text, f"argument {index}") for index, text in enumerate(texts or (), start=1)]
+    records = [
+        TextRecord(text, f"argument {index}") for index, text in enumerate(texts or (), start=1)
+    ]
     if source is not None:
         records += read_records(source, selection)
     elif selection.field is not None:
@@ -39,14 +41,14 @@ def read(
     return records
 
 
-def given_entities(records: Sequence[Record], field: str) -> list[list[tuple[int, int, str]]]:
+def given_entities(records: Sequence[TextRecord], field: str) -> list[list[tuple[int, int, str]]]:
     """Return the entities in a field of each record, as `shoal extract entities --output` writes
     them. Raises InputError.
     """
     return [_entities(record, field) for record in records]
 
 
-def _entities(record: Record, field: str) -> list[tuple[int, int, str]]:
+def _entities(record: TextRecord, field: str) -> list[tuple[int, int, str]]:
     values = None if record.fields is None else record.fields.get(field)
     if not isinstance(values, list):
         raise InputError(f"{record.where} has no list of entities in the field {field!r}")
@@ -65,7 +67,7 @@ def _entity(value: object, where: str, field: str) -> tuple[int, int, str]:
 
 
 @contextmanager
-def located(records: Sequence[Record], name: str) -> Iterator[None]:
+def located(records: Sequence[TextRecord], name: str) -> Iterator[None]:
     """Add the source of the record to an error about `name[i]`."""
     try:
         yield

@@ -19,7 +19,7 @@ import typer
 from shoal.cli.console import bar, counted, note
 from shoal.cli.inference import outputs, parquet
 from shoal.cli.inference.arguments import LineFiles, VectorFiles
-from shoal.cli.inference.files import DOCUMENTS, IMAGES, SUFFIXES, Record, page_range
+from shoal.cli.inference.files import DOCUMENTS, IMAGES, SUFFIXES, TextRecord, page_range
 from shoal.cli.inference.inputs import located, read
 from shoal.errors import ModelChanged, ShoalError
 from shoal.options import ItemOptions
@@ -29,8 +29,8 @@ from shoal.tasks import Document
 
 Result = EncodeResult | ScoreResult | ExtractResult
 R = TypeVar("R", EncodeResult, ScoreResult, ExtractResult)
-Lines = Callable[[R, Sequence[Record]], Iterable[outputs.Row]]
-Write = Callable[[R, Sequence[Record]], None]
+Lines = Callable[[R, Sequence[TextRecord]], Iterable[outputs.Row]]
+Write = Callable[[R, Sequence[TextRecord]], None]
 STREAMED: Final = (*outputs.JSON_LINES, parquet.SUFFIX)
 """Suffixes of files to which results are written as they arrive."""
 _MAX_SKIPPED_LINES = 10
@@ -347,7 +347,7 @@ def _advance(
     on_progress(before + done, total)
 
 
-def _explained(result: R, records: Sequence[Record]) -> R:
+def _explained(result: R, records: Sequence[TextRecord]) -> R:
     """Return the result, in which a line without a text has the problem of the line as the reason
     why it was skipped.
     """

@@ -25,7 +25,7 @@ from libs.models.interface.sequences import (
 )
 from libs.models.interface.work import EncodeWork, Span
 from libs.models.text.checks import item_path
-from libs.models.text.processing.chunking.span_pooling import GrowingWindows, Window
+from libs.models.text.processing.chunking.span_pooling import GrowingWindows, PooledWindow
 from libs.models.text.tokenising.late import Kept
 
 PORTION_CHARACTERS: Final = 8192
@@ -104,7 +104,7 @@ class EmbeddingNotes:
     """Results of texts that needed no forward; they precede all others."""
     chunks: Chunks | None = None
     """The chunks of divided texts."""
-    windows: tuple[tuple[Window, ...], ...] = ()
+    windows: tuple[tuple[PooledWindow, ...], ...] = ()
     """The windows of each divided text that is pooled by spans."""
 
 
@@ -186,7 +186,7 @@ class GrowingLateJob:
         self._table, self._growth = ChunkTable(work), Growth()
         # State: the windows of each text, of the current text as they grow and as the job has them,
         # and the parts of the prepared job.
-        self._texts: list[list[Window]] = []
+        self._texts: list[list[PooledWindow]] = []
         self._growing: GrowingWindows | None = None
         self.tokens: list[int] = []
         self._first = 0
@@ -270,7 +270,7 @@ class ChunkRows:
 
 
 def computed_rows(
-    windows: Sequence[Sequence[Window]],
+    windows: Sequence[Sequence[PooledWindow]],
     offsets: Sequence[int],
     outputs: Mapping[int, Output],
     first: int,
@@ -309,7 +309,7 @@ def _sizes(outputs: Mapping[int, Output], first: int) -> Iterator[int]:
 
 
 def _late_sizes(
-    windows: Sequence[Sequence[Window]],
+    windows: Sequence[Sequence[PooledWindow]],
     offsets: Sequence[int],
     outputs: Mapping[int, Output],
     first: int,
@@ -331,8 +331,8 @@ def _late_sizes(
 
 
 def _with_chunks(
-    windows: Sequence[Sequence[Window]], offsets: Sequence[int], first: int, end: int
-) -> Iterator[tuple[int, Window]]:
+    windows: Sequence[Sequence[PooledWindow]], offsets: Sequence[int], first: int, end: int
+) -> Iterator[tuple[int, PooledWindow]]:
     """Yield the windows that have some of the chunks, with their sequences."""
     index = 0
     for own, base in zip(windows, offsets, strict=False):
@@ -344,8 +344,8 @@ def _with_chunks(
 
 
 def cut_windows(
-    windows: Sequence[Sequence[Window]], offsets: Sequence[int], rows: ChunkRows
-) -> list[tuple[Window, ...]]:
+    windows: Sequence[Sequence[PooledWindow]], offsets: Sequence[int], rows: ChunkRows
+) -> list[tuple[PooledWindow, ...]]:
     """Return the windows of each text that has some of the chunks, without their other chunks."""
     found = []
     for own, base, end in zip(windows, offsets, offsets[1:], strict=False):
@@ -357,7 +357,7 @@ def cut_windows(
 
 
 def cut_outputs(
-    windows: Sequence[Sequence[Window]],
+    windows: Sequence[Sequence[PooledWindow]],
     offsets: Sequence[int],
     rows: ChunkRows,
     outputs: Sequence[Output],
@@ -385,7 +385,7 @@ def cut_outputs(
     return found
 
 
-def _cut_window(window: Window, low: int, high: int) -> Window:
+def _cut_window(window: PooledWindow, low: int, high: int) -> PooledWindow:
     kept = (window.chunks >= low) & (window.chunks < high)
     return replace(window, chunks=window.chunks[kept] - low, rows=window.rows[kept])
 

@@ -44,7 +44,7 @@ Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class PooledWindow:
     """A sequence of a text, and the chunks that it contains parts of."""
 
     sequence: InputSequence
@@ -79,7 +79,9 @@ class SpanPooling:
         """Return the windows of the next text, each of at most `limit` tokens."""
         return GrowingWindows(self._modes, limit, pools_prompt=pools_prompt, path=path)
 
-    def vectors(self, windows: Sequence[Window], outputs: Sequence[Array], chunks: int) -> Array:
+    def vectors(
+        self, windows: Sequence[PooledWindow], outputs: Sequence[Array], chunks: int
+    ) -> Array:
         """Return [chunks, dimensions] of a text, from the output of its windows."""
         total = np.zeros((chunks, outputs[0].shape[1]), np.float32)
         for window, rows in zip(windows, outputs, strict=True):
@@ -93,7 +95,7 @@ class SpanPooling:
 
     @staticmethod
     def token_rows(
-        windows: Sequence[Window],
+        windows: Sequence[PooledWindow],
         outputs: Sequence[Array],
         kept: Sequence[Kept],
         chunks: int,
@@ -174,7 +176,7 @@ class GrowingWindows:
         starts = np.maximum.accumulate(np.concatenate((before, part.starts)))
         self._starts = np.concatenate((self._starts, starts[len(before) :]))
 
-    def take(self, *, is_whole: bool = False) -> list[Window]:
+    def take(self, *, is_whole: bool = False) -> list[PooledWindow]:
         """Return the next windows that later tokens and chunks do not change. Raises InvalidInput.
 
         Args:
@@ -193,7 +195,7 @@ class GrowingWindows:
                 f"the prompt leaves no tokens for a text: the model's maximum is {self._limit}",
                 field="instruction",
             )
-        ranges, windows = self._ranges(is_whole=is_whole), list[Window]()
+        ranges, windows = self._ranges(is_whole=is_whole), list[PooledWindow]()
         while not self._is_done:
             end = min(self._begin + room, own)
             is_last = is_whole and end == own
@@ -245,7 +247,7 @@ class GrowingWindows:
         highs = np.where((ends == own) & is_whole, rows, first + ends)
         return np.stack((np.minimum(lows, highs - 1), highs), axis=1)
 
-    def _window(self, ranges: NDArray[np.int64], end: int, *, is_last: bool) -> Window:
+    def _window(self, ranges: NDArray[np.int64], end: int, *, is_last: bool) -> PooledWindow:
         """Build the window of the text's tokens from the next one to `end`."""
         first = len(self._lead.ids)
         begin = self._begin
@@ -261,7 +263,7 @@ class GrowingWindows:
         found = InputSequence(sequence.ids, sequence.types)
         places = np.stack((begins, begins + counts), axis=1)
         if not self._modes or not len(chunks):
-            return Window(found, chunks, places)
+            return PooledWindow(found, chunks, places)
         rows = np.concatenate(
             [np.arange(low, high, dtype=np.int32) for low, high in places.tolist()]
         )
@@ -273,7 +275,7 @@ class GrowingWindows:
             for chunk in chunks
         ]
         spans = SpanRows(rows, np.concatenate(weights), counts.astype(np.int32))
-        return Window(replace(found, input=spans), chunks, places)
+        return PooledWindow(replace(found, input=spans), chunks, places)
 
     def _weights(self, places: NDArray[np.int64], count: int) -> NDArray[np.float32]:
         """Return [places, poolings]: the weights of some tokens of a chunk of `count`, by their
