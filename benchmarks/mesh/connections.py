@@ -70,7 +70,7 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ConnectionCosts:
     """The costs with this many routers."""
 
     routers: int
@@ -91,7 +91,7 @@ class Result:
         return idle + singles * (sum(self.single.redis) + sum(self.bell.redis))
 
 
-class Router:
+class IdleRouter:
     """The connections and loops of a router without requests."""
 
     def __init__(self, url: str, name: str, slots: int) -> None:
@@ -145,10 +145,10 @@ class Router:
             await asyncio.sleep(REFRESH_SECONDS)
 
 
-class Mesh:
+class ConnectedRouters:
     """Running routers, and the requests between them."""
 
-    def __init__(self, routers: Sequence[Router]) -> None:
+    def __init__(self, routers: Sequence[IdleRouter]) -> None:
         self.routers = routers
         self._numbers = count()
 
@@ -200,18 +200,20 @@ class Mesh:
         return [one["used_cpu_user"] + one["used_cpu_sys"] for one in used]
 
 
-async def measure(url: str, routers: int, slots: int, seconds: float, singles: int) -> Result:
+async def measure(
+    url: str, routers: int, slots: int, seconds: float, singles: int
+) -> ConnectionCosts:
     async with AsyncExitStack() as stack:
         probe = connect(url, slots=slots)
         stack.push_async_callback(probe.aclose)
         await Lanes(probe, router_id="probe", dead_result=b"", slots=slots).check()
         before = await _clients(probe)
-        made = [Router(url, f"router-{number}", slots) for number in range(routers)]
+        made = [IdleRouter(url, f"router-{number}", slots) for number in range(routers)]
         for router in made:
             await stack.enter_async_context(router.running())
         masters = list_masters(made[0].redis)
         after = await _clients(made[0].redis)
-        mesh = Mesh(made)
+        mesh = ConnectedRouters(made)
         await mesh.singles(singles // 10, notify=True)
         idle = await mesh.idle(seconds)
         single = await mesh.singles(singles, notify=False)
@@ -220,7 +222,7 @@ async def measure(url: str, routers: int, slots: int, seconds: float, singles: i
             tuple(b - a for a, b in zip(single.redis, notified.redis, strict=True)),
             (notified.own - single.own) / routers,
         )
-        return Result(
+        return ConnectionCosts(
             routers,
             len(masters),
             after[0] - before[0],
@@ -242,7 +244,9 @@ async def _clients(redis: Redis) -> tuple[int, int]:
     return connections, memory
 
 
-async def _single_redis(routers: Sequence[int], seconds: float, singles: int) -> list[Result]:
+async def _single_redis(
+    routers: Sequence[int], seconds: float, singles: int
+) -> list[ConnectionCosts]:
     results = []
     for number in routers:
         with workplace(None) as place:
@@ -255,7 +259,7 @@ async def _single_redis(routers: Sequence[int], seconds: float, singles: int) ->
     return results
 
 
-def _clusters(masters: Sequence[int], seconds: float, singles: int) -> list[Result]:
+def _clusters(masters: Sequence[int], seconds: float, singles: int) -> list[ConnectionCosts]:
     results = []
     for number in masters:
         with RedisCluster(masters=number) as nodes:
@@ -264,12 +268,12 @@ def _clusters(masters: Sequence[int], seconds: float, singles: int) -> list[Resu
     return results
 
 
-def _show(result: Result) -> None:
+def _show(result: ConnectionCosts) -> None:
     """Print a result as soon as it is measured: many routers take minutes."""
     print(json.dumps(asdict(result)), flush=True, file=sys.stderr)
 
 
-def _table(title: str, results: Sequence[Result]) -> Table:
+def _table(title: str, results: Sequence[ConnectionCosts]) -> Table:
     table = Table(title=title)
     for name in (
         "routers",

@@ -35,7 +35,7 @@ VOCABULARY = 32_000
 TARGETS = {1: 1.5, 16: 3.0}
 
 
-class Texts:
+class PromptSet:
     """Prompts and the lengths of their answers, drawn from a seed: `count` of them; one has the
     middle of both ranges.
     """
@@ -55,7 +55,7 @@ class Texts:
         return sum(self.answers)
 
 
-def loop_run(language_model: LanguageModel, texts: Texts) -> Callable[[], float]:
+def loop_run(language_model: LanguageModel, texts: PromptSet) -> Callable[[], float]:
     """Seconds from the requests to the first token of the first of them; all are written."""
     pages = sum(
         pages_for(len(prompt) + most)
@@ -75,7 +75,7 @@ def loop_run(language_model: LanguageModel, texts: Texts) -> Callable[[], float]
     return run
 
 
-def reference_run(model: transformers.PreTrainedModel, texts: Texts) -> Callable[[], float]:
+def reference_run(model: transformers.PreTrainedModel, texts: PromptSet) -> Callable[[], float]:
     longest = max(map(len, texts.prompts))
     ids = torch.zeros((len(texts.prompts), longest), dtype=torch.int64)
     mask = torch.zeros_like(ids)
@@ -119,7 +119,7 @@ def take_turns(
     return seconds, median(firsts)
 
 
-def joining(language_model: LanguageModel, texts: Texts) -> tuple[float, float]:
+def joining(language_model: LanguageModel, texts: PromptSet) -> tuple[float, float]:
     """Seconds of a decode step of 15 sequences, and of the prefill of another one of 128 tokens
     that joins them.
     """
@@ -176,7 +176,7 @@ def main() -> None:
             language_model = load_language_model(directory, torch.device("cpu"), dtype)
             reference = random_model(given.kind, head="causal_lm", config=config, **size).to(dtype)
             for count in map(int, given.counts.split(",")):
-                texts = Texts(count, given.tokens)
+                texts = PromptSet(count, given.tokens)
                 (own, theirs), first = take_turns(
                     [loop_run(language_model, texts), reference_run(reference, texts)], given.rounds
                 )

@@ -1,8 +1,8 @@
 """The model store: from a model id to a directory on this node, fetched from the Hugging Face hub
 or an object store if needed, and converted if its weights are torch checkpoints.
 
-Not on the request path: `services/worker/memory/residency.py` calls `ModelStore.get`, in a thread
-of its own, for models that no folder holds. Order of reading: `libs/names.py`, `source.py`,
+Not on the request path: `services/worker/memory/residency.py` calls `ModelStore.get` in a
+separate thread, for models that no folder holds. Order of reading: `libs/names.py`, `source.py`,
 `select.py`; `hub.py` and `objects.py`; `download.py`, `cache.py`, `local.py`, `store.py`.
 """
 
