@@ -102,7 +102,7 @@ class RegistryResult:
         )
 
 
-class Workers:
+class RegistryWorkers:
     """The heartbeats of all workers."""
 
     def __init__(self, workers: int, models: int) -> None:
@@ -185,7 +185,7 @@ def _heartbeat(number: int, models: int) -> worker_pb2.HeartbeatRequest:
 
 async def measure(redis: Redis, workers: int, models: int, rounds: int) -> RegistryResult:
     await redis.flushall()
-    all_workers = Workers(workers, models)
+    all_workers = RegistryWorkers(workers, models)
     # The router of the heartbeats, and another that only reads: it has applied none themselves.
     fleet, other = (Fleet(redis, ttl_ms=3_600_000) for _ in range(2))
     for heartbeat in all_workers.next(workers):

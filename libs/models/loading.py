@@ -32,7 +32,7 @@ def load_model(
     others.
     """
     source = LoadArguments(directory, model_id, device, dtype, overrides, base)
-    kind = _kind_of(source)
+    kind = _find_kind(source)
     if kind.name == GENERATIVE:  # before its weights are read
         raise ModelBroken(
             f"models of the kind {kind.name!r}, such as {model_id}, have no vectors, scores or "
@@ -67,10 +67,10 @@ def load_served_model(
     would lose.
     """
     source = LoadArguments(directory, model_id, device, dtype, overrides, base, memory_bytes)
-    return _load(_kind_of(source), source)
+    return _load(_find_kind(source), source)
 
 
-def _kind_of(source: LoadArguments) -> Kind:
+def _find_kind(source: LoadArguments) -> Kind:
     _, kind = detect(source.directory, source.model_id, source.overrides, source.base)
     return kind
 

@@ -25,7 +25,7 @@ from shoal.v1 import inference_pb2, tensor_pb2
 
 from tests.api import wire
 from tests.api.conftest import Connect
-from tests.api.fake_router import DIMENSIONS, MODEL, FakeRouter, Refusal, vector_of
+from tests.api.fake_router import DIMENSIONS, MODEL, FakeRouter, Refusal, make_vector
 from tests.support.waiting import wait_until
 
 COUNT = 1200
@@ -97,7 +97,7 @@ async def test_parts_of_a_long_list_share_one_array(connect: Connect, router: Fa
         on_progress=lambda done, total: seen.append((done, total)),
         writable=True,
     )
-    np.testing.assert_array_equal(result.dense, [vector_of(text) for text in texts])
+    np.testing.assert_array_equal(result.dense, [make_vector(text) for text in texts])
     assert methods(router) == ["EncodeStream"] * 4
     assert seen == [(1750, 7000), (3500, 7000), (5250, 7000), (7000, 7000)]
     assert result.dense.flags.owndata
@@ -121,7 +121,7 @@ async def test_stream_that_breaks_is_asked_for_again_as_a_whole(
     result = await connect(router.address, request_items=10_000, retry=QUICK).do(
         "encode", MODEL, TEXTS
     )
-    np.testing.assert_array_equal(result.dense, [vector_of(text) for text in TEXTS])
+    np.testing.assert_array_equal(result.dense, [make_vector(text) for text in TEXTS])
     assert methods(router) == ["EncodeStream"] * 5
     assert len({call.request_id for call in router.calls}) == 1
     assert result.usage.input_tokens == sum(len(text.split()) for text in TEXTS), (
@@ -201,7 +201,7 @@ async def test_items_are_skipped_in_parts_too(connect: Connect, router: FakeRout
     assert [one.index for one in result.skipped] == [COUNT, COUNT + 1]
     np.testing.assert_array_equal(result.dense, whole.dense)
     assert np.isnan(result.dense[COUNT : COUNT + 2]).all()
-    np.testing.assert_array_equal(result.dense[:COUNT], [vector_of(text) for text in TEXTS])
+    np.testing.assert_array_equal(result.dense[:COUNT], [make_vector(text) for text in TEXTS])
 
 
 async def test_timeout_ends_a_stream(connect: Connect, router: FakeRouter) -> None:

@@ -81,7 +81,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for part in parts(folder) for line in part.read_text().splitlines()]
 
 
-def manifest_of(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
     found = load(Folder(folder))
     assert found is not None
     return found

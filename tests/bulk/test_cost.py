@@ -20,7 +20,7 @@ from shoal.status import Mesh, WorkerStatus
 
 from tests.api.fake_router import MODEL as SERVED
 from tests.bulk.fake_client import FakeClient
-from tests.bulk.jobs import MODEL, manifest_of, recipe, write_parquet
+from tests.bulk.jobs import MODEL, read_manifest, recipe, write_parquet
 from tests.bulk.test_cli import Run, files, nobody, router, run, source
 
 __all__ = ["files", "nobody", "router", "run", "source"]  # Fixtures.
@@ -74,7 +74,7 @@ async def test_cost_is_in_the_manifest_and_continues_after_a_resume(tmp_path: Pa
     again, seen = await run_metered(source, out, l4=3600.0)
     assert first < again.cost["l4"] <= 2 * again.active_seconds + 0.001
     assert seen[0].cost["l4"] >= first
-    assert manifest_of(out).cost == again.cost
+    assert read_manifest(out).cost == again.cost
 
 
 async def test_job_without_prices_does_not_ask_for_workers(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ async def test_mesh_that_refuses_its_workers_stops_a_job_with_prices(tmp_path: P
     with pytest.raises(PermissionDenied) as caught:
         await job.run()
     assert "without --price" in "".join(caught.value.__notes__)
-    assert manifest_of(out).state == "failed"
+    assert read_manifest(out).state == "failed"
 
 
 def test_prices_are_options_of_the_command(run: Run, files: list[Any], tmp_path: Path) -> None:

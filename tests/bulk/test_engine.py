@@ -26,12 +26,12 @@ from shoal.errors import (
     WorkerLost,
 )
 
-from tests.bulk.fake_client import RECIPE, FakeClient, vector_of
+from tests.bulk.fake_client import RECIPE, FakeClient, make_vector
 from tests.bulk.jobs import (
     eventually,
     lines,
-    manifest_of,
     parts,
+    read_manifest,
     recipe,
     run,
     table,
@@ -71,7 +71,7 @@ async def test_every_row_has_its_vector_in_input_order(source: Path, out: Path) 
     assert found["row"].to_pylist() == list(range(ROWS))
     assert found["id"].to_pylist() == [f"d{number}" for number in range(ROWS)]
     texts = [f"text {number} {'a' * (number % 5)}" for number in range(ROWS)]
-    assert found["dense"].to_pylist() == [vector_of(text) for text in texts]
+    assert found["dense"].to_pylist() == [make_vector(text) for text in texts]
     assert str(found["dense"].type) == "fixed_size_list<element: float>[4]"
     assert found["error"].null_count == ROWS
     assert (manifest.state, manifest.rows, manifest.total, manifest.failed) == (
@@ -83,7 +83,7 @@ async def test_every_row_has_its_vector_in_input_order(source: Path, out: Path) 
     assert manifest.embedding_id == f"{RECIPE}.float32"
     assert client.expected == ["", *[RECIPE] * 4]
     assert sorted(client.texts) == sorted(texts)
-    assert len(list(export.contents(Folder(out), manifest_of(out)))) == len(parts(out)) == 5
+    assert len(list(export.contents(Folder(out), read_manifest(out)))) == len(parts(out)) == 5
 
 
 class FrozenFolder(Folder):
@@ -180,7 +180,7 @@ async def test_input_that_changes_during_the_job_stops_it(source: Path, out: Pat
     client.before = rewrite
     with pytest.raises(InputChanged):
         await run(Folder(out), source, client)
-    manifest = manifest_of(out)
+    manifest = read_manifest(out)
     assert (manifest.state, "changed since the job began" in manifest.error) == ("failed", True)
     assert manifest.rows < ROWS
 
@@ -239,7 +239,7 @@ async def test_job_without_any_result_fails_and_can_be_resumed(source: Path, out
     limits = BulkLimits(failed_share=1.0)
     with pytest.raises(JobError, match="none of the first 45 rows has a result; the last error"):
         await run(Folder(out), source, client, limits=limits)
-    assert (manifest_of(out).state, manifest_of(out).schema, parts(out)) == ("failed", b"", [])
+    assert (read_manifest(out).state, read_manifest(out).schema, parts(out)) == ("failed", b"", [])
     assert (await run(Folder(out), source, FakeClient())).state == "completed"
     assert table(out)["dense"].null_count == 0
 
@@ -255,7 +255,7 @@ async def test_share_of_failed_rows_stops_the_job(
     if stops:
         with pytest.raises(JobError, match=r"rows failed, more than the allowed share of"):
             await run(Folder(out), source, client, limits=limits)
-        assert manifest_of(out).state == "failed"
+        assert read_manifest(out).state == "failed"
         limits = BulkLimits(failed_share=1.0)
     assert (await run(Folder(out), source, client, limits=limits)).failed == ROWS // 2
 
@@ -285,7 +285,7 @@ async def test_rows_of_cut_texts_are_counted(source: Path, out: Path) -> None:
     assert [manifest.parts[chunk].truncated for chunk in range(5)] == [1, 0, 0, 0, 1]
     client.skips = lambda text: False
     await run(Folder(out), source, client, retry=True)
-    counts = manifest_of(out).to_json()["counts"]
+    counts = read_manifest(out).to_json()["counts"]
     assert (counts["truncated_rows"], counts["failed_rows"]) == (2, 0)
 
 
@@ -295,9 +295,9 @@ async def test_end_during_a_retry_keeps_one_part_for_each_chunk(
 ) -> None:
     await run_with_a_failed_row(source, out)
     await run(FrozenFolder(out, writes), source, FakeClient(), retry=True)
-    if manifest_of(out).state != "completed":
+    if read_manifest(out).state != "completed":
         await run(Folder(out), source, FakeClient())
-    if manifest_of(out).failed:
+    if read_manifest(out).failed:
         await run(Folder(out), source, FakeClient(), retry=True)
     assert table(out)["row"].to_pylist() == list(range(ROWS))
     assert table(out)["error"].null_count == ROWS
@@ -338,7 +338,7 @@ async def test_changed_input_after_a_killed_retry_leaves_all_parts_of_the_manife
     os.utime(source, (1, 1))
     with pytest.raises(InputChanged):
         await run(Folder(out), source, FakeClient())
-    assert len(list(export.contents(Folder(out), manifest_of(out)))) == 5
+    assert len(list(export.contents(Folder(out), read_manifest(out)))) == 5
 
 
 async def test_job_that_another_process_began_with_another_recipe_is_not_continued(
@@ -361,7 +361,7 @@ async def test_unexpected_error_is_in_the_manifest(source: Path, out: Path) -> N
     client.before = fail
     with pytest.raises(RuntimeError):
         await run(Folder(out), source, client)
-    assert (manifest_of(out).state, manifest_of(out).error) == ("failed", "a fault")
+    assert (read_manifest(out).state, read_manifest(out).error) == ("failed", "a fault")
 
 
 async def test_answered_rows_of_a_chunk_are_not_sent_again(tmp_path: Path, out: Path) -> None:
@@ -458,8 +458,8 @@ async def test_other_embedding_id_fails_the_job(source: Path, out: Path) -> None
     client.embedding_id = lambda: "f" * 16 if len(client.texts) > 20 else RECIPE
     with pytest.raises(JobError, match=rf"from embedding id {RECIPE} to {'f' * 16}"):
         await run(Folder(out), source, client)
-    assert manifest_of(out).state == "failed"
-    assert manifest_of(out).embedding_id == RECIPE
+    assert read_manifest(out).state == "failed"
+    assert read_manifest(out).embedding_id == RECIPE
 
 
 async def test_refusal_of_the_mesh_fails_the_job_and_names_the_cause(
@@ -474,8 +474,8 @@ async def test_refusal_of_the_mesh_fails_the_job_and_names_the_cause(
     client.before = refuse
     with pytest.raises(EmbeddingIdMismatch):
         await run(Folder(out), source, client)
-    assert "the card changed" in manifest_of(out).error
-    assert manifest_of(out).rows == 10
+    assert "the card changed" in read_manifest(out).error
+    assert read_manifest(out).rows == 10
 
 
 async def test_number_formats_of_one_recipe_may_be_mixed(source: Path, out: Path) -> None:
@@ -506,7 +506,7 @@ async def _stopped(source: Path, out: Path, stop: str) -> tuple[JobRun, asyncio.
     task = asyncio.create_task(job.run())
     await eventually(lambda: client.blocked > 0 and not client.gate.is_set())
     if stop == "request":
-        assert request(Folder(out), manifest_of(out), "cancel")
+        assert request(Folder(out), read_manifest(out), "cancel")
     else:
         getattr(job, stop)()
     if stop == "pause":
@@ -538,10 +538,10 @@ async def test_cancelled_job_ends_at_once_and_cannot_be_resumed(
 
 async def test_job_without_process_is_cancelled_by_the_request(source: Path, out: Path) -> None:
     await run(FrozenFolder(out, 4), source, FakeClient())
-    manifest = manifest_of(out)
+    manifest = read_manifest(out)
     assert manifest.is_interrupted(Folder(out))
     assert not request(Folder(out), manifest, "cancel")
-    assert manifest_of(out).state == "cancelled"
+    assert read_manifest(out).state == "cancelled"
 
 
 async def test_deadline_stops_the_job(source: Path, out: Path) -> None:

@@ -86,7 +86,7 @@ def read(uri: str, made: BulkRecipe) -> list[RowChunk]:
     return list(open_source(find_input(uri), made).chunks(lambda number: True))
 
 
-def texts_of(values: list[bytes | None], *, dictionary: bool = False) -> pyarrow.Array:
+def make_texts(values: list[bytes | None], *, dictionary: bool = False) -> pyarrow.Array:
     """Return an array of texts that are not checked."""
     raw = pyarrow.array(values, pyarrow.binary())
     texts = pyarrow.StringArray.from_buffers(
@@ -99,7 +99,7 @@ def texts_of(values: list[bytes | None], *, dictionary: bool = False) -> pyarrow
 async def test_parquet_texts_that_are_not_utf8_are_failed_rows(
     tmp_path: Path, dictionary: bool
 ) -> None:
-    texts = texts_of([b"first", b"\xff\xfe", None, b"last"], dictionary=dictionary)
+    texts = make_texts([b"first", b"\xff\xfe", None, b"last"], dictionary=dictionary)
     parquet.write_table(pyarrow.table({"id": range(4), "text": texts}), tmp_path / "in.parquet")
     manifest = await run(Folder(tmp_path / "out"), tmp_path / "in.parquet", FakeClient())
     assert (manifest.state, manifest.rows, manifest.failed) == ("completed", 4, 2)
@@ -114,7 +114,7 @@ async def test_parquet_texts_that_are_not_utf8_are_failed_rows(
 
 
 def test_queries_that_are_not_utf8_are_problems_of_their_rows(tmp_path: Path) -> None:
-    columns = {"text": ["a", "b"], "q": texts_of([b"\xff", b"query"])}
+    columns = {"text": ["a", "b"], "q": make_texts([b"\xff", b"query"])}
     parquet.write_table(pyarrow.table(columns), tmp_path / "in.parquet")
     made = BulkRecipe("score", "org/small", query_column="q")
     [chunk] = read(str(tmp_path / "in.parquet"), made)

@@ -20,7 +20,7 @@ from shoal.bulk.places import Folder
 from shoal.bulk.spec import BulkLimits, BulkRecipe
 
 from tests.bulk.fake_client import FakeClient
-from tests.bulk.jobs import lines, manifest_of, recipe, run, table, write_lines
+from tests.bulk.jobs import lines, read_manifest, recipe, run, table, write_lines
 
 SIZES = (13, 0, 4, 28)
 """Rows of the files. Chunks have 10 rows."""
@@ -89,7 +89,7 @@ async def test_resumed_job_reads_only_files_with_missing_rows(
 ) -> None:
     await run(Folder(out), folder, FakeClient())
     before = table(out)
-    manifest = manifest_of(out)
+    manifest = read_manifest(out)
     (out / manifest.parts.pop(2).name).unlink()
     manifest.state, manifest.rows = "running", manifest.rows - 10
     manifest.save(Folder(out))
@@ -112,7 +112,7 @@ async def test_changed_file_stops_the_job_and_a_new_one_is_not_read(
 ) -> None:
     client = FakeClient()
     await run(Folder(out), folder, client)
-    manifest = manifest_of(out)
+    manifest = read_manifest(out)
     manifest.state = "paused"
     manifest.save(Folder(out))
     shutil.copytree(folder / "year=3", folder / "year=4")

@@ -95,7 +95,7 @@ def test_document_with_the_default_type_of_its_main_part_is_read() -> None:
 
 @pytest.mark.parametrize("name", ["customXml/item1.xml", "word/drawing.vml", "docProps/app.xml"])
 def test_parts_that_no_reader_reads_may_be_invalid(name: str) -> None:
-    assert converted(offices.word_of(_DOCUMENT, **{name: "<!DOCTYPE a><br>"})) == ["read"]
+    assert converted(offices.docx_file(_DOCUMENT, **{name: "<!DOCTYPE a><br>"})) == ["read"]
 
 
 @pytest.mark.parametrize("empty", ["title", "iframe", "textarea", "script", "noscript"])
@@ -115,13 +115,13 @@ def test_end_tags_are_added_in_linear_time() -> None:
     "name", ["XL/Worksheets/Sheet1.xml", "xl\\worksheets\\Sheet1.xml", "xl/other/Sheet1.xml"]
 )
 def test_area_of_a_sheet_is_checked_whatever_its_name(name: str) -> None:
-    data = renamed(offices.workbook_of(_FAR), {"xl/worksheets/sheet1.xml": name})
+    data = renamed(offices.xlsx_file(_FAR), {"xl/worksheets/sheet1.xml": name})
     with pytest.raises(ConversionRefused, match="at most 4,000,000 cells"):
         converted(data)
 
 
 def test_archive_with_names_that_differ_in_case_is_refused() -> None:
-    data = offices.word_of(_DOCUMENT, **{"word/Document.xml": _DOCUMENT})
+    data = offices.docx_file(_DOCUMENT, **{"word/Document.xml": _DOCUMENT})
     with pytest.raises(ConversionRefused, match="two files with the same name"):
         converted(data)
 

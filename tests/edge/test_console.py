@@ -28,7 +28,7 @@ from services.edge.messages.base import HttpError
 from services.edge.routers import Routers
 from services.edge.settings import Settings
 from tests.edge import fake_mesh
-from tests.edge.fake_mesh import NAMES, RESIDENT, FakeMesh, busy, model_of, worker_of
+from tests.edge.fake_mesh import NAMES, RESIDENT, FakeMesh, busy, make_model, make_worker
 from tests.edge.parts import Http, head, read_reply
 from tests.edge.test_server import until
 
@@ -752,8 +752,8 @@ def test_changes_are_described() -> None:
     def described(before: mesh_pb2.Mesh, after: mesh_pb2.Mesh) -> list[str]:
         return [f"{change.tone}: {change.text}" for change in changes(before, after)]
 
-    worker = worker_of("w", "p", "cpu", 1)
-    draining = worker_of("w", "p", "cpu", 1, draining=True, preempted_in_seconds=30.0)
+    worker = make_worker("w", "p", "cpu", 1)
+    draining = make_worker("w", "p", "cpu", 1, draining=True, preempted_in_seconds=30.0)
     assert described(mesh(), mesh(workers=[worker])) == ["good: worker w joined pool p"]
     assert described(mesh(workers=[worker]), mesh()) == ["bad: worker w was lost"]
     assert described(mesh(workers=[draining]), mesh()) == ["plain: worker w left after draining"]
@@ -763,7 +763,7 @@ def test_changes_are_described() -> None:
     ]
 
     def held(state: models_pb2.ModelState, **place: Any) -> mesh_pb2.Mesh:
-        return mesh(workers=[worker], models=[model_of("o/m", "bert", 8, 1, state, "w", **place)])
+        return mesh(workers=[worker], models=[make_model("o/m", "bert", 8, 1, state, "w", **place)])
 
     resident, cold = held(RESIDENT), held(models_pb2.MODEL_STATE_COLD)
     assert described(cold, held(models_pb2.MODEL_STATE_LOADING)) == ["plain: w loads o/m"]
@@ -834,7 +834,7 @@ def test_slow_page_receives_all_changes() -> None:
     assert behind["problem"]["reason"] == "CANNOT_CONNECT"
     # After a pause in watching, changes have no known time.
     board.pause()
-    fake.mesh.workers.append(worker_of("new", "l4", "NVIDIA L4", 4))
+    fake.mesh.workers.append(make_worker("new", "l4", "NVIDIA L4", 4))
     show(900.0)
     after = board.since(4)
     assert after is not None
@@ -846,7 +846,7 @@ def test_memory_is_bounded_when_models_appear_and_disappear() -> None:
     board = Board()
     for at in range(3000):
         board.show(
-            mesh_pb2.Mesh(router_id="r", models=[model_of(f"o/m-{at}", "bert", 8, 1)]), float(at)
+            mesh_pb2.Mesh(router_id="r", models=[make_model(f"o/m-{at}", "bert", 8, 1)]), float(at)
         )
     described = board.since(1)
     assert described is not None
@@ -857,7 +857,7 @@ def test_memory_is_bounded_when_models_appear_and_disappear() -> None:
 
 
 async def test_large_labels_and_new_words_of_a_newer_router_are_shown() -> None:
-    model = model_of("o/m", "bert", 8, 1)
+    model = make_model("o/m", "bert", 8, 1)
     model.card.labels.extend(f"label {at}" for at in range(5000))
     model.state = 99  # type: ignore[assignment]
     board = Board()

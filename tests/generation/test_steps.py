@@ -91,7 +91,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_triton, "splits", lambda sequences, kv_heads: 4)
 
 
-def graphs_of(
+def make_graphs(
     loop: DecodeLoop, reported: EventRecorder, capture: FakeCapture, *, check_every: int = 1 << 30
 ) -> StepGraphs:
     graphs = loop.keep_graphs(capture, reported.owner)
@@ -119,7 +119,7 @@ def test_steps_generate_the_tokens_of_transformers(name: str, tmp_path: Path) ->
     loop = DecodeLoop(language_model, 64, most_rows=40)
     assert [text for text, _ in finished(loop, requested, every=2)] == wanted
     reported, capture = EventRecorder(), FakeCapture()
-    capture_all(graphs_of(loop, reported, capture))
+    capture_all(make_graphs(loop, reported, capture))
     assert [text for text, _ in finished(loop, requested, every=2)] == wanted
     assert reported.events.count("replayed") == sum(each.replays for each in capture.made) > 0
     assert {each.buffer.shape[0] for each in capture.made if each.replays} <= {
@@ -152,7 +152,7 @@ def test_choices_that_need_scores_are_the_same_from_a_graph(
     loop = DecodeLoop(language_model, 64)
     eager = finished(loop, requested)
     capture = FakeCapture()
-    capture_all(graphs_of(loop, EventRecorder(), capture))
+    capture_all(make_graphs(loop, EventRecorder(), capture))
     assert finished(loop, requested) == eager
     assert sum(each.replays for each in capture.made)
     assert all(max(text) < language_model.vocabulary - 40 for text, _ in eager)
@@ -164,7 +164,7 @@ def test_all_sizes_are_captured_at_a_load_the_largest_first(
 ) -> None:
     reported, capture = EventRecorder(), FakeCapture(size=100)
     loop = DecodeLoop(load(llama[1]), 8)
-    graphs = graphs_of(loop, reported, capture)
+    graphs = make_graphs(loop, reported, capture)
     capture_all(graphs)
     width = 0 if loop._steps is None else loop._steps.width
     assert [len(each.buffer) for each in capture.made] == [
@@ -182,7 +182,7 @@ def test_without_memory_steps_are_eager_and_captured_later(
 ) -> None:
     reported, capture = EventRecorder(limit=10), FakeCapture()
     loop = DecodeLoop(load(llama[1]), 8)
-    graphs = graphs_of(loop, reported, capture)
+    graphs = make_graphs(loop, reported, capture)
     capture_all(graphs)
     assert (reported.events, capture.made) == (["refused"] * len(SEQUENCES), [])
     graphs._uses = Uses(after=1)
@@ -203,7 +203,7 @@ def test_graph_that_differs_or_fails_is_the_last(
     wanted = written(model, inputs, MAX_NEW_TOKENS)
     reported, capture = EventRecorder(), FakeCapture()
     loop = DecodeLoop(load(directory), 8)
-    graphs = graphs_of(loop, reported, capture, check_every=1)
+    graphs = make_graphs(loop, reported, capture, check_every=1)
     capture_all(graphs)
     assert [
         text for text, _ in finished(loop, [SequenceRequest(inputs[0], most=MAX_NEW_TOKENS)])
@@ -235,7 +235,7 @@ def test_graph_that_differs_or_fails_is_the_last(
 
     reported, capture = EventRecorder(), FakeCapture()
     capture.error = RuntimeError("operation not permitted when stream is capturing")
-    graphs = graphs_of(loop, reported, capture)
+    graphs = make_graphs(loop, reported, capture)
     capture_all(graphs)
     assert (graphs.is_off, reported.events) == (True, ["failed"])
     assert [

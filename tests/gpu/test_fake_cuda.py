@@ -40,7 +40,7 @@ from tests.parity import image_models
 from tests.parity.adapters import write_random_adapter
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.gliner_models import make_reference
-from tests.parity.test_image_models import images_of, vectors
+from tests.parity.test_image_models import prepare_images, vectors
 from tests.support.fake_cuda import DEVICE, FakeCuda, FakeCudaQueue, FakeCudaTensor, fake_cuda
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -211,8 +211,8 @@ def test_batch_with_adapters_gives_the_same_as_on_a_cpu(tmp_path: Path) -> None:
 def test_images_give_the_same_as_on_a_cpu(kind: str, tmp_path: Path) -> None:
     image_models.write_checkpoint(kind, tmp_path)
     model = load_images(tmp_path, dtype=torch.float32, device=CPU)
-    wanted = vectors(model, "image", images_of(model))
+    wanted = vectors(model, "image", prepare_images(model))
     with fake_cuda():
         model = load_images(tmp_path, dtype=torch.float32, device=DEVICE)
-        found = vectors(model, "image", images_of(model)).cpu()
+        found = vectors(model, "image", prepare_images(model)).cpu()
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)

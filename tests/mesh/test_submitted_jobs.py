@@ -20,7 +20,7 @@ import pyarrow
 import shoal
 from pyarrow import parquet
 
-from tests.bulk.jobs import manifest_of, parts, table
+from tests.bulk.jobs import parts, read_manifest, table
 from tests.edge.jobs.parts import STOPPED
 from tests.edge.parts import Http
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
@@ -74,7 +74,9 @@ async def test_job_survives_kills_of_every_process(tmp_path: Path) -> None:
     result = table(data / "out")
     assert result["row"].to_pylist() == list(range(ROWS))
     assert result["error"].null_count == ROWS
-    assert manifest_of(data / "out").embedding_id == expected.embedding_id == found["embedding_id"]
+    assert (
+        read_manifest(data / "out").embedding_id == expected.embedding_id == found["embedding_id"]
+    )
     vectors = np.array(result["dense"].take(pyarrow.array(sample)).to_pylist())
     np.testing.assert_allclose(vectors, expected.dense, atol=1e-5)
     print(f"{ROWS:,} rows, peak of the job's process {peak:,} KiB")

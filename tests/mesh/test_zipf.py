@@ -299,7 +299,7 @@ class Played:
         return statistics.fmean(simulate(one, self.fleet, policy).stall_seconds for one in late)
 
 
-def lanes_of(address: str) -> list[mesh_pb2.LaneStatus]:
+def read_lanes(address: str) -> list[mesh_pb2.LaneStatus]:
     with grpc.insecure_channel(address) as channel:
         mesh = mesh_pb2_grpc.MeshServiceStub(channel)
         return list(mesh.GetMesh(mesh_pb2.GetMeshRequest()).mesh.lanes)
@@ -329,7 +329,7 @@ def played(
             at_once = ask_at_once(client, wanted, until(SECONDS / 3))
             asked = len(in_turn) + len(at_once)
             wait_until(
-                lambda: sum(lane.done_jobs for lane in lanes_of(cluster.address)) >= asked,
+                lambda: sum(lane.done_jobs for lane in read_lanes(cluster.address)) >= asked,
                 60,
                 "the lanes' counters",
             )
@@ -341,7 +341,7 @@ def played(
             memory_bytes - ACTIVATION_BYTES,
             seen,
             recorder.requests,
-            lanes_of(cluster.address),
+            read_lanes(cluster.address),
             (cluster.directory / "worker-0.log").read_text(),
         )
 

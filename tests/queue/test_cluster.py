@@ -96,7 +96,7 @@ def tag_of(lane: LaneKey) -> str:
 
 
 def lanes_at(cluster: RedisCluster, port: int) -> list[LaneKey]:
-    return [lane for lane in MODELS if cluster.master_of(tag_of(lane)) == port]
+    return [lane for lane in MODELS if cluster.master_port(tag_of(lane)) == port]
 
 
 async def put(lanes: Lanes, lane: LaneKey, *names: str) -> None:
@@ -176,7 +176,7 @@ async def test_lanes_of_all_masters_are_served_together(
     await a.check()
     await a.load_scripts()
     await open_all(as_router)
-    assert len({cluster.master_of(tag_of(lane)) for lane in MODELS}) == 3
+    assert len({cluster.master_port(tag_of(lane)) for lane in MODELS}) == 3
     for lane in MODELS:
         await put(a, lane, lane.model, f"{lane.model} left")
         pulled = await b.pull(
@@ -259,7 +259,7 @@ async def test_streamed_text_is_passed_on_by_one_shard_where_servers_can(
     channel = f"{STREAMED_CHANNEL}:a"
 
     def is_subscribed() -> bool:
-        with cluster.client(cluster.master_of(channel)) as node:
+        with cluster.client(cluster.master_port(channel)) as node:
             has_shards = int(node.info("server")["redis_version"].split(".")[0]) >= 7
             if has_shards:
                 return bool(node.execute_command("PUBSUB", "SHARDNUMSUB", channel)[1] == 1)
@@ -282,7 +282,7 @@ async def test_streamed_text_is_passed_on_by_one_shard_where_servers_can(
         await asyncio.to_thread(wait_until, is_subscribed, 60, "the subscription")
         await b.publish_streamed("a", text)
         assert await asyncio.wait_for(taken.get(), 60) == text
-        others = [port for port in cluster.masters() if port != cluster.master_of(channel)]
+        others = [port for port in cluster.masters() if port != cluster.master_port(channel)]
         await asyncio.to_thread(cluster.move_slot, channel, others[0])
     await end_tasks([taking])
 
@@ -334,7 +334,7 @@ async def test_planned_failover_loses_and_refuses_nothing(
     lanes = sharded(as_router, clock, "a")
     redis_check = RedisCheck(lanes)
     await redis_check.run_if_due()
-    old = cluster.master_of(tag_of(LANE))
+    old = cluster.master_port(tag_of(LANE))
     before, sent = lanes.masters.addresses, 0
     is_over = False
 
@@ -362,7 +362,7 @@ async def test_planned_failover_loses_and_refuses_nothing(
     is_over = True
     await asyncio.gather(sending, taking)
     await end_tasks([hearing])
-    assert cluster.master_of(tag_of(LANE)) != old
+    assert cluster.master_port(tag_of(LANE)) != old
     assert lanes.masters.addresses != before
     await redis_check.run_if_due()
     found: list[str] = []
@@ -378,7 +378,7 @@ async def test_lanes_of_other_masters_are_served_while_one_is_dead(
     await lanes.check()
     for lane in MODELS:
         await put(lanes, lane, "before")
-    victim = cluster.master_of(tag_of(LANE))
+    victim = cluster.master_port(tag_of(LANE))
     dead = lanes_at(cluster, victim)
     healthy = [lane for lane in MODELS if lane not in dead]
     assert dead
@@ -403,7 +403,7 @@ async def test_lanes_of_other_masters_are_served_while_one_is_dead(
     for lane in dead:
         await eventually(lambda lane=lane: put(lanes, lane, "after"))  # type: ignore[misc]
         assert "before" in ids(await pull(lanes, lane))
-    assert cluster.master_of(tag_of(LANE)) != victim
+    assert cluster.master_port(tag_of(LANE)) != victim
     assert await lanes.check(again=True)
 
 
@@ -415,8 +415,8 @@ async def test_master_that_does_not_answer_delays_no_work_for_the_others(
     await lanes.check()
     for lane in MODELS:
         await put(lanes, lane, "a")
-    victim = cluster.master_of("{fleet}")
-    assert cluster.master_of(LAYOUT) == victim
+    victim = cluster.master_port("{fleet}")
+    assert cluster.master_port(LAYOUT) == victim
     silent = lanes_at(cluster, victim)
     healthy = [lane for lane in MODELS if lane not in silent]
     batch = await pull(lanes, healthy[0])
@@ -508,7 +508,7 @@ async def test_node_without_cluster_url_and_url_without_cluster_are_refused_by_n
     connected: Connect, cluster: RedisCluster
 ) -> None:
     clock = Clock()
-    port = next(port for port in cluster.masters() if port != cluster.master_of("{0}"))
+    port = next(port for port in cluster.masters() if port != cluster.master_port("{0}"))
     with pytest.raises(NoCapacity, match=r"redis\+cluster://"):
         await add(make_lanes(connected(f"redis://127.0.0.1:{port}"), clock, "a"), job("a"))
     single = TcpServer()

@@ -175,7 +175,7 @@ class LaneMachine(RuleBasedStateMachine):
         given = [
             job_id for job_id, _ in results if self.was_given(job_id, worker, batch.batch_id, held)
         ]
-        ends = release and held and (bool(given) or self.is_of(worker, batch.batch_id))
+        ends = release and held and (bool(given) or self.is_held_by(worker, batch.batch_id))
         unfinished = [job_id for job_id in given if job_id in self.alive]
         completed = self.run(
             self.lanes[router].complete(LANE, worker, batch.batch_id, results, release=release)
@@ -202,7 +202,7 @@ class LaneMachine(RuleBasedStateMachine):
             f"{worker}\t{batch_id}" in noted if noted else held and job_id in self.leased[batch_id]
         )
 
-    def is_of(self, worker: str, batch_id: str) -> bool:
+    def is_held_by(self, worker: str, batch_id: str) -> bool:
         left = [job_id for job_id, one in self.leased[batch_id].items() if self.is_unfinished(one)]
         return not left or self.was_given(left[0], worker, batch_id, True)
 
@@ -232,7 +232,7 @@ class LaneMachine(RuleBasedStateMachine):
         worker = self.worker[batch.batch_id] if is_own else "thief"
         held = batch.batch_id in self.run(look_inside(self.redis)).leases
         (renewed,) = self.run(self.lanes[router].renew(LANE, worker, [batch.batch_id]))
-        assert renewed.lost == (not held or not self.is_of(worker, batch.batch_id))
+        assert renewed.lost == (not held or not self.is_held_by(worker, batch.batch_id))
         over = [
             job_id
             for job_id, one in self.leased[batch.batch_id].items()

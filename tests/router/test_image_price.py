@@ -33,7 +33,9 @@ FORMATS = [
 ]
 
 
-def file_of(height: int, width: int, kind: str, mode: str = "RGB", **options: object) -> bytes:
+def make_image_file(
+    height: int, width: int, kind: str, mode: str = "RGB", **options: object
+) -> bytes:
     out = BytesIO()
     Image.new(mode, (width, height)).save(out, kind, **options)
     return out.getvalue()
@@ -61,7 +63,7 @@ def begin_pull(*, inputs: tuple[models_pb2.InputKind, ...] = BOTH) -> models_pb2
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_size_of_every_format(kind: str) -> None:
-    assert read_image_size(file_of(33, 70, kind)) == PixelSize(33, 70)
+    assert read_image_size(make_image_file(33, 70, kind)) == PixelSize(33, 70)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +79,12 @@ def test_size_of_every_format(kind: str) -> None:
     ],
 )
 def test_size_of_variants(kind: str, mode: str, options: dict[str, object]) -> None:
-    assert read_image_size(file_of(20, 31, kind, mode, **options)) == PixelSize(20, 31)
+    assert read_image_size(make_image_file(20, 31, kind, mode, **options)) == PixelSize(20, 31)
 
 
 @given(
     st.binary(max_size=200),
-    st.sampled_from([file_of(5, 6, kind) for kind in FORMATS]),
+    st.sampled_from([make_image_file(5, 6, kind) for kind in FORMATS]),
     st.integers(0, 80),
 )
 def test_random_bytes_never_raise(noise: bytes, file: bytes, kept: int) -> None:
@@ -130,7 +132,7 @@ def test_padded_texts_cost_their_padded_length() -> None:
     known.images.CopyFrom(
         models_pb2.ImageInput(height=224, width=224, patch=16, max_tokens=196, text_tokens=64)
     )
-    shown = picture(file_of(9, 9, "PNG"))
+    shown = picture(make_image_file(9, 9, "PNG"))
     encode = pb.EncodeRequest(
         model=MODEL, items=[pb.Item(text="cat"), shown, pb.Item(text="x" * 400)]
     )
@@ -150,7 +152,7 @@ def test_padded_texts_cost_their_padded_length() -> None:
 
 def test_admission_prices_texts_and_images_separately() -> None:
     request = pb.EncodeRequest(
-        model=MODEL, items=[pb.Item(text="x" * 98), picture(file_of(9, 9, "PNG"))]
+        model=MODEL, items=[pb.Item(text="x" * 98), picture(make_image_file(9, 9, "PNG"))]
     )
     sizes = check_encode(request, begin_pull())
     assert sizes.items == [100, 0]
@@ -170,7 +172,7 @@ def test_image_is_priced_by_its_pixels_whatever_size_its_model_makes_of_it() -> 
     """
     bomb, thumbnail, unknown = (
         picture(png_header(7_000, 7_000)),
-        picture(file_of(200, 200, "PNG")),
+        picture(make_image_file(200, 200, "PNG")),
         picture(b"no image"),
     )
     request = pb.EncodeRequest(model=MODEL, items=[bomb, thumbnail, unknown])
@@ -199,7 +201,7 @@ def test_page_is_priced_by_its_dots_per_inch() -> None:
 
 
 def test_item_of_parts_costs_the_sum_of_its_parts() -> None:
-    shown = pb.Part(image=pb.Image(data=file_of(9, 9, "PNG")))
+    shown = pb.Part(image=pb.Image(data=make_image_file(9, 9, "PNG")))
     request = pb.EncodeRequest(
         model=MODEL, items=[pb.Item(parts=[pb.Part(text="x" * 98), shown, shown])]
     )
@@ -245,7 +247,7 @@ def test_invalid_parts_are_refused(item: pb.Item, field: str) -> None:
 
 
 def test_unsupported_inputs_are_refused() -> None:
-    shown, text = picture(file_of(9, 9, "PNG")), pb.Item(text="a")
+    shown, text = picture(make_image_file(9, 9, "PNG")), pb.Item(text="a")
     only_pictures = begin_pull(inputs=(models_pb2.INPUT_KIND_IMAGE,))
     check_encode(pb.EncodeRequest(model=MODEL, items=[shown]), only_pictures)
     with pytest.raises(TaskNotSupported, match="takes no texts") as caught:

@@ -377,7 +377,7 @@ async def test_memory_of_answers_is_released(redis_url: str) -> None:
 # The Python client's behaviour.
 
 
-def streams_of(client: AsyncClient) -> int:
+def count_streams(client: AsyncClient) -> int:
     transport: Any = client._transport
     return sum(
         len(group.streams)
@@ -396,7 +396,7 @@ async def test_concurrent_calls_share_a_stream(
                 asyncio.create_task(asking.encode(MODEL, [f"text {number}"]))
                 for number in range(30)
             ]
-            await until(lambda: streams_of(asking) == 1, "the stream", timeout=SECONDS)
+            await until(lambda: count_streams(asking) == 1, "the stream", timeout=SECONDS)
             worker.resume()
             for number, result in enumerate(await asyncio.gather(*calls)):
                 assert result.dense.tobytes() == vector(f"text {number}")
@@ -463,4 +463,4 @@ async def test_streams_are_replaced(redis_url: str, monkeypatch: pytest.MonkeyPa
             assert [result.dense.tobytes() for result in results] == [
                 vector(f"text {number}") for number in range(5)
             ]
-        await until(lambda: streams_of(asking) <= 5, "old streams to be let go of")
+        await until(lambda: count_streams(asking) <= 5, "old streams to be let go of")

@@ -110,7 +110,7 @@ class _Workers(worker_pb2_grpc.WorkerServiceServicer):
 
 
 @asynccontextmanager
-async def server_of(
+async def running_server(
     calls: Calls, security: Security | None = None, **options: Any
 ) -> AsyncIterator[GrpcServer]:
     # Only the methods of each service that tests call.

@@ -33,7 +33,7 @@ from tests.serving.parts import (
     Caller,
     Calls,
     connected,
-    server_of,
+    running_server,
     write_tokens,
 )
 from tests.support.certificates import Certificates
@@ -120,7 +120,7 @@ def test_tenants(own: str, named: str, expected: str | None) -> None:
 
 async def test_tokens_determine_role_and_tenant(tokens: Path) -> None:
     calls = Calls()
-    async with server_of(calls, Security(tokens=tokens)) as server:
+    async with running_server(calls, Security(tokens=tokens)) as server:
         for token, tenant, method, expected in (
             (CLIENT, "", LIST, CODES.OK),
             (CLIENT, "acme", LIST, CODES.OK),
@@ -157,7 +157,7 @@ async def test_tokens_determine_role_and_tenant(tokens: Path) -> None:
 )
 async def test_malformed_header_is_refused_and_not_repeated(value: str, tokens: Path) -> None:
     async with (
-        server_of(Calls(), Security(tokens=tokens)) as server,
+        running_server(Calls(), Security(tokens=tokens)) as server,
         connected(server.address) as caller,
     ):
         caller.metadata.append(("authorization", value))
@@ -170,7 +170,7 @@ async def test_malformed_header_is_refused_and_not_repeated(value: str, tokens: 
 
 async def test_two_authorization_headers_are_refused(tokens: Path) -> None:
     async with (
-        server_of(Calls(), Security(tokens=tokens)) as server,
+        running_server(Calls(), Security(tokens=tokens)) as server,
         connected(server.address, token=CLIENT) as caller,
     ):
         caller.metadata.append(("authorization", f"Bearer {ADMIN}"))
@@ -180,7 +180,7 @@ async def test_two_authorization_headers_are_refused(tokens: Path) -> None:
 async def test_without_authentication_any_caller_and_tenant_is_accepted() -> None:
     calls = Calls()
     async with (
-        server_of(calls) as server,
+        running_server(calls) as server,
         connected(server.address, token="anything", tenant="acme") as caller,
     ):
         assert await caller.code(LOAD) == CODES.OK
@@ -191,7 +191,7 @@ async def test_changed_tokens_apply_within_a_second_and_broken_files_do_not(
     tokens: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
-        server_of(Calls(), Security(tokens=tokens)) as server,
+        running_server(Calls(), Security(tokens=tokens)) as server,
         connected(server.address, token=CLIENT) as caller,
     ):
         assert await caller.code(LIST) == CODES.OK
@@ -216,7 +216,9 @@ async def test_token_takes_precedence_over_the_client_certificate(
     shown = certificates.channel_credentials(certificates.issue("client/acme"))
     unnamed = certificates.channel_credentials(certificates.issue("router"))
     foreign = certificates.channel_credentials(certificates.issue("admin", trust_domain="others"))
-    async with server_of(calls, certificates.security(asks_callers=True, tokens=tokens)) as server:
+    async with running_server(
+        calls, certificates.security(asks_callers=True, tokens=tokens)
+    ) as server:
         for credentials, token, method, expected in (
             (shown, "", LIST, CODES.OK),
             (shown, "", LOAD, CODES.PERMISSION_DENIED),
@@ -237,13 +239,13 @@ async def test_token_takes_precedence_over_the_client_certificate(
             certificates.channel_credentials(odd),
         )
         async with (
-            server_of(Calls(), security) as server,
+            running_server(Calls(), security) as server,
             connected(server.address, shows) as caller,
         ):
             assert await caller.code(LIST) == CODES.UNAUTHENTICATED
     only_certificates = certificates.security(asks_callers=True)
     async with (
-        server_of(Calls(), only_certificates) as server,
+        running_server(Calls(), only_certificates) as server,
         connected(server.address, shown, token=ADMIN) as caller,
     ):
         with pytest.raises(grpc.aio.AioRpcError, match="takes certificates, not tokens"):

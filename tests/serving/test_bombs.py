@@ -20,7 +20,7 @@ from libs.serving.calls import arrivals
 from libs.serving.calls.arrivals import GROWTH_BYTES, Arrivals
 from libs.serving.calls.public import REQUEST_BYTES
 from tests.router.parts import refused, until
-from tests.serving.parts import GET_MESH, HEALTH, Calls, connected, server_of
+from tests.serving.parts import GET_MESH, HEALTH, Calls, connected, running_server
 from tests.support.cluster import Cluster, lasting_port
 from tests.support.peak import Peak, resident_bytes
 
@@ -202,7 +202,7 @@ async def test_reflection_uses_little_memory(method: str, mesh: Cluster) -> None
 
 
 async def test_invalid_health_request_is_refused_with_a_message() -> None:
-    async with server_of(Calls()) as server, connected(server.address) as caller:
+    async with running_server(Calls()) as server, connected(server.address) as caller:
         for method in (HEALTH, "/grpc.health.v1.Health/Watch"):
             for body in (b"\xff\xff", b"\x0a\x02\xff\xfe", bytes(REQUEST_BYTES + 1)):
                 refusal = await refused(caller.call(method, body))
@@ -322,7 +322,7 @@ async def test_request_that_does_not_arrive_ends(monkeypatch: pytest.MonkeyPatch
     await until(lambda: memory.looks > looks)  # the last poll
     # Long enough for the requests that do arrive.
     monkeypatch.setattr(arrivals, "ARRIVAL_SECONDS", 3.0)
-    async with server_of(Calls()) as server, connected(server.address) as caller:
+    async with running_server(Calls()) as server, connected(server.address) as caller:
         stream: Any = caller.stream(REFLECTION, b"\x3a\x00")
         missing = asyncio.create_task(refused(caller.without_request(HEALTH)))
         assert await stream.read()

@@ -188,10 +188,10 @@ class Manager:
 
     def running(self, identity: str) -> BatchRunner | None:
         """Return the runner of a batch that this edge runs."""
-        found = self.work_of(identity)
+        found = self.find_work(identity)
         return found if isinstance(found, BatchRunner) else None
 
-    def work_of(self, identity: str) -> Work | None:
+    def find_work(self, identity: str) -> Work | None:
         """Return what runs a piece of work, if this edge does."""
         return self._runners.get(identity)
 

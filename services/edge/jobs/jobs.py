@@ -27,7 +27,7 @@ from services.edge.batches.manager import Manager, WorkKind, WorkRecord
 from services.edge.batches.runner import CANCEL
 from services.edge.intake.served import ServedRequest
 from services.edge.jobs.objects import FINAL, JOB_ID, JOB_PREFIX, STOPPED, JobRecord
-from services.edge.jobs.roots import check_location, roots_of
+from services.edge.jobs.roots import check_location, tenant_roots
 from services.edge.jobs.runner import JobRunner, MeshConnection
 from services.edge.jobs.settings import JobSettings
 from services.edge.jobs.store import PAUSE, JobStore
@@ -148,7 +148,7 @@ class Jobs:
         recipe = _recipe(wanted.recipe)
         limits = self._limits(BulkLimits(), wanted.limits)
         try:
-            roots = roots_of(self._settings.roots, caller.identified)
+            roots = tenant_roots(self._settings.roots, caller.identified)
             await self._context.io(check_location, wanted.input, roots, "input")
             await self._context.io(check_location, wanted.output, roots, "output")
         except JobError as error:
@@ -276,7 +276,7 @@ class Jobs:
     async def _request(self, store: JobStore, record: JobRecord, name: str) -> None:
         """Leave a request for the edge that runs a job."""
         await self._context.io(store.requests(record.id).create, name, b"{}")
-        work = self._manager.work_of(record.id)
+        work = self._manager.find_work(record.id)
         if isinstance(work, JobRunner):
             work.request(name)
         self._manager.wake()  # To stop a job that waits.

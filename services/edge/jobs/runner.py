@@ -29,7 +29,7 @@ from services.edge.batches.leases import BATCH_RENEW_SECONDS, BatchLease
 from services.edge.batches.runner import CANCEL
 from services.edge.credentials import AUTHORIZATION
 from services.edge.jobs.objects import JobCounts, JobRecord, Status
-from services.edge.jobs.roots import roots_of
+from services.edge.jobs.roots import tenant_roots
 from services.edge.jobs.settings import JobSettings
 from services.edge.jobs.store import PAUSE, JobStore
 
@@ -272,7 +272,7 @@ class JobRunner:
             "output": record.output,
             "limits": {**record.limits, "prices": dict(self._settings.prices)},
             "retry": record.retry,
-            "roots": roots_of(self._settings.roots, record.identified),
+            "roots": tenant_roots(self._settings.roots, record.identified),
             "input_bytes": self._settings.input_bytes,
             "process_bytes": self._settings.process_bytes,
         }

@@ -1,7 +1,7 @@
 """Converts protobuf messages to work, and results to protobuf messages. Pure.
 
-On the request path: `read_job` and `to_work` right after a Pull, `encode_result` and `failure_of`
-right before a Complete.
+On the request path: `read_job` and `to_work` right after a Pull, `encode_result` and
+`encode_failure` right before a Complete.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def encode_part(result: EncodeResult, *, revision: str, embedding_id: str) -> by
     return response.SerializeToString()
 
 
-def failure_of(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Failure:
+def encode_failure(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Failure:
     """Convert the error for the router. Item numbers in its path count from the request's first
     item.
     """
@@ -323,7 +323,7 @@ def _travelling(text: str, most: int) -> str:
 def failed(error: ShoalError, *, first_item: int = 0) -> bytes:
     """Return a serialised JobResult with a failure."""
     return worker_pb2.JobResult(
-        failure=failure_of(error, first_item=first_item)
+        failure=encode_failure(error, first_item=first_item)
     ).SerializeToString()
 
 
@@ -373,7 +373,7 @@ def _inputs(card: Card) -> Sequence[models_pb2.InputKind]:
     return [*(_INPUTS[one] for one in card.inputs), *documents]
 
 
-def files_of(job: worker_pb2.Job) -> Sequence[bytes]:
+def document_files(job: worker_pb2.Job) -> Sequence[bytes]:
     """Return the files that documents of the job's items refer to."""
     match job.WhichOneof("operation"):
         case "encode" | "score" | "extract" as operation:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final, Protocol
 
 from shoal.bulk.failures import JobError, StorageError
-from shoal.bulk.matching import DELIMITERS, InputFormat, format_of
+from shoal.bulk.matching import DELIMITERS, InputFormat, detect_format
 from shoal.bulk.places import opened
 from shoal.bulk.spec import BulkRecipe, InputFile, InputVersion
 
@@ -86,7 +86,7 @@ def open_source(version: InputVersion, recipe: BulkRecipe) -> InputSource:
         "JSON lines": LineSource,
         "CSV": TableSource,
     }
-    return kinds[format_of(version.files[0].uri)](version.files, recipe)
+    return kinds[detect_format(version.files[0].uri)](version.files, recipe)
 
 
 class _ReadFiles:
@@ -368,11 +368,11 @@ class LineSource(_ReadFiles):
         self._rows = self._bytes = self._chunk_begin = 0
         for file in self._files:
             self._read.append(file)
-            for row in self._rows_of(file.uri):
+            for row in self._read_rows(file.uri):
                 self._rows += 1
                 yield row
 
-    def _rows_of(self, uri: str) -> Iterator[bytes | _Row]:
+    def _read_rows(self, uri: str) -> Iterator[bytes | _Row]:
         """Yield the rows of a file; those of JSON are parsed when they are needed."""
         return self._read_lines(uri)
 
@@ -421,9 +421,11 @@ class TableSource(LineSource):
     def __init__(self, files: Sequence[InputFile], recipe: BulkRecipe) -> None:
         super().__init__(files, recipe)
         csv.field_size_limit(MAX_LINE_BYTES)  # The default, 128 Ki, is shorter than documents.
-        next(self._rows_of(files[0].uri), None)  # A wrong header is reported before the job starts.
+        next(
+            self._read_rows(files[0].uri), None
+        )  # A wrong header is reported before the job starts.
 
-    def _rows_of(self, uri: str) -> Iterator[_Row]:
+    def _read_rows(self, uri: str) -> Iterator[_Row]:
         lines = map(_decoded_line, self._read_lines(uri), itertools.count())
         delimiter = DELIMITERS[uri[uri.rindex(".") :].lower()]
         reader = csv.reader(lines, delimiter=delimiter, strict=True)

@@ -326,7 +326,7 @@ def read_file_version(uri: str) -> InputFile:
         raise StorageError(f"the input {uri} cannot be read: {error}") from error
 
 
-def kind_of(uri: str) -> str:
+def detect_url_kind(uri: str) -> str:
     """Return whether a URL of an object store is a `file` or a `directory`; empty for neither.
     Raises StorageError.
     """

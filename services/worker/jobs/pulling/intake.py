@@ -41,7 +41,7 @@ from services.worker.jobs.pulling.preparing import (
     Preparers,
 )
 from services.worker.jobs.pulling.pulls import LaneName, Lead
-from services.worker.jobs.pulling.reading import estimated_tokens, reading_of
+from services.worker.jobs.pulling.reading import estimate_input_sizes, estimated_tokens
 from services.worker.memory.residency import Residency
 from services.worker.memory.resident import Resident
 from services.worker.mesh import codec
@@ -154,7 +154,7 @@ class JobIntake:
             held = HeldJob(
                 next(self._numbers), job, lease, resident, received_at=now, queue_seconds=queued
             )
-            reading = reading_of(
+            reading = estimate_input_sizes(
                 job, len(payload), has_images=resident.model.card.images is not None
             )
             held.read_bytes, held.pages, held.kind = reading.bytes, reading.pages, reading.kind
@@ -206,7 +206,7 @@ class JobIntake:
             work = codec.to_work(
                 held.job, scope=None if held.lease.lane.adapter else held.job.tenant
             )
-            files = codec.files_of(held.job)
+            files = codec.document_files(held.job)
             if isinstance(work, EncodeWork):
                 held.embedding_id = held.resident.embedding_id(
                     work, held.job.encode.expect_embedding_id

@@ -49,7 +49,9 @@ class InputSizes:
     """`documents` for a job with any, else `images` for one with large images."""
 
 
-def reading_of(job: worker_pb2.Job, payload_bytes: int, *, has_images: bool) -> InputSizes:
+def estimate_input_sizes(
+    job: worker_pb2.Job, payload_bytes: int, *, has_images: bool
+) -> InputSizes:
     """Estimate a job's preparation. Files count only if the job's model reads images
     (`has_images`), or if their text is divided into chunks.
     """
