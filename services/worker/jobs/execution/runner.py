@@ -11,7 +11,7 @@ between two layers. That caller then waits for one layer instead of the whole ba
 An asynchronous device (CUDA) would be idle from the end of one batch until the thread has read its
 answers and launched the next one. There the thread launches the next batch shortly before the last
 one is expected to end, and collects the last one's answers afterwards (`_run_ahead`;
-docs/decisions/0052-two-batches-in-flight.md). At most two batches are on the device.
+docs/decisions/0003-one-device-thread.md). At most two batches are on the device.
 """
 
 from __future__ import annotations
