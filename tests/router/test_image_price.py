@@ -15,7 +15,6 @@ from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.image_size import PixelSize, read_image_size
-from services.router.admission import pricing
 from services.router.admission.validation import image_price, limits
 from services.router.admission.validation.requests import check_encode, check_extract, check_score
 from tests.router.parts import MODEL, card
@@ -122,92 +121,6 @@ def test_tokens_of_several_maps() -> None:
     )
     assert image_price.image_tokens(PixelSize(1, 4000), maps) == 1
     assert image_price.image_tokens(None, maps) == 22_000
-
-
-def test_padded_texts_cost_their_padded_length() -> None:
-    """SigLIP reads images and texts as items, as a query, and as labels; an image is not a text."""
-    known = begin_pull()
-    known.max_tokens = 64
-    known.representations.append(pb.REPRESENTATION_DENSE)
-    known.images.CopyFrom(
-        models_pb2.ImageInput(height=224, width=224, patch=16, max_tokens=196, text_tokens=64)
-    )
-    shown = picture(make_image_file(9, 9, "PNG"))
-    encode = pb.EncodeRequest(
-        model=MODEL, items=[pb.Item(text="cat"), shown, pb.Item(text="x" * 400)]
-    )
-    assert pricing.price(check_encode(encode, known), known, pb.TRUNCATION_END)[0] == [
-        64,
-        196 + 2,
-        64,
-    ]
-    asked = check_score(
-        pb.ScoreRequest(model=MODEL, query=pb.Item(text="cat"), documents=[shown]), known
-    )
-    assert pricing.price(asked, known, pb.TRUNCATION_END) == ([196 + 2], 64)
-    task = pb.ClassifyTask(labels=["cat", "dog", "cow"])
-    labels = check_extract(pb.ExtractRequest(model=MODEL, items=[shown], classify=task), known)
-    assert pricing.price(labels, known, pb.TRUNCATION_END) == ([196 + 2], 3 * 64)
-
-
-def test_admission_prices_texts_and_images_separately() -> None:
-    request = pb.EncodeRequest(
-        model=MODEL, items=[pb.Item(text="x" * 98), picture(make_image_file(9, 9, "PNG"))]
-    )
-    sizes = check_encode(request, begin_pull())
-    assert sizes.items == [100, 0]
-    assert sizes.read == [100, len(request.items[1].image.data)]
-    costs, once = pricing.price(sizes, begin_pull(), pb.TRUNCATION_END)
-    assert (costs, once) == ([32, 52], 0)
-    score = pb.ScoreRequest(model=MODEL, query=request.items[1], documents=request.items)
-    assert pricing.price(check_score(score, begin_pull()), begin_pull(), pb.TRUNCATION_END) == (
-        [32, 52],
-        50,
-    )
-
-
-def test_image_is_priced_by_its_pixels_whatever_size_its_model_makes_of_it() -> None:
-    """A WebP of 34 bytes and 50 megapixels takes a worker a second, and a thumbnail a
-    millisecond.
-    """
-    bomb, thumbnail, unknown = (
-        picture(png_header(7_000, 7_000)),
-        picture(make_image_file(200, 200, "PNG")),
-        picture(b"no image"),
-    )
-    request = pb.EncodeRequest(model=MODEL, items=[bomb, thumbnail, unknown])
-    small = FIXED.max_tokens + pricing.SPECIAL_TOKENS
-    assert pricing.price(check_encode(request, begin_pull()), begin_pull(), pb.TRUNCATION_END)[
-        0
-    ] == [
-        small + 49_000_000 // image_price.PIXELS_PER_TOKEN,
-        small,
-        small + limits.IMAGE_PIXELS.most // image_price.PIXELS_PER_TOKEN,
-    ]
-
-
-def test_page_is_priced_by_its_dots_per_inch() -> None:
-    read = begin_pull(inputs=(*BOTH, models_pb2.INPUT_KIND_DOCUMENT))
-    parts = [
-        pb.Part(
-            document=pb.Document(data=b"%PDF-1.7", first_page=1, last_page=3, dots_per_inch=dots)
-        )
-        for dots in (0, 144, 400)
-    ]
-    request = pb.EncodeRequest(model=MODEL, items=[pb.Item(parts=[part]) for part in parts])
-    default, same, fine = pricing.price(check_encode(request, read), read, pb.TRUNCATION_END)[0]
-    assert default == same == 3 * (FIXED.max_tokens + 30) + pricing.SPECIAL_TOKENS
-    assert fine == 3 * (FIXED.max_tokens + 236) + pricing.SPECIAL_TOKENS
-
-
-def test_item_of_parts_costs_the_sum_of_its_parts() -> None:
-    shown = pb.Part(image=pb.Image(data=make_image_file(9, 9, "PNG")))
-    request = pb.EncodeRequest(
-        model=MODEL, items=[pb.Item(parts=[pb.Part(text="x" * 98), shown, shown])]
-    )
-    assert pricing.price(check_encode(request, begin_pull()), begin_pull(), pb.TRUNCATION_END)[
-        0
-    ] == [132]
 
 
 def test_decompression_bomb_is_refused_by_header() -> None:

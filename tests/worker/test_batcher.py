@@ -5,7 +5,6 @@ sequence starves, is lost or is duplicated.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from services.worker.scheduling.batcher import (
     Waiting,
     WaitingRoom,
 )
-from services.worker.scheduling.turns import BURST_SECONDS, REMEMBERED_SECONDS
 
 GROUPS = [BatchGroup("org/a", "dense"), BatchGroup("org/a", "logits"), BatchGroup("org/b", "dense")]
 FLOWS = [
@@ -307,22 +305,6 @@ def test_light_tenant_is_next_and_does_not_share_its_batch() -> None:
     assert [one.job for one in serve(room, WIDE, 1.0).chosen] == [1000, 1000]
 
 
-@pytest.mark.parametrize(("group", "flow"), [(B, NO_CALLER), (A, Y)])
-def test_burst_of_a_light_client_precedes_a_backlog_within_its_credit(
-    group: BatchGroup, flow: Flow
-) -> None:
-    room = WaitingRoom()
-    room.add(A, [Waiting(number, 0, 100, 0.0) for number in range(100)], X)
-    for now in range(3):
-        serve(room, WIDE, now, seconds=0.1)
-    for number in range(20):
-        room.add(group, [Waiting(1000 + number, 0, 100, 3.0)], flow)
-    order = [serve(room, WIDE, 3.0, seconds=0.1).chosen[0].job >= 1000 for _ in range(12)]
-    most = math.ceil(BURST_SECONDS / 0.1)
-    assert all(order[:most])
-    assert sum(order) - sum(not one for one in order) <= most + 2, "then they take turns"
-
-
 def test_generative_model_has_half_weight_and_no_burst_credit() -> None:
     room, writer = WaitingRoom(), BatchGroup("org/writer", GENERATE)
     arrived = 0
@@ -358,19 +340,6 @@ def test_flows_with_equal_service_share_batches() -> None:
     assert room.tokens == 500
 
 
-def test_service_of_an_idle_flow_is_remembered_briefly() -> None:
-    """Otherwise a busy lane that is refilled for each batch would always be new."""
-    for pause, next_is in ((REMEMBERED_SECONDS / 2, Y), (REMEMBERED_SECONDS * 2, X)):
-        room = WaitingRoom()
-        room.add(A, [Waiting(1, 0, 10, 0.0)], X)
-        serve(room, WIDE, 0.0)
-        now = 1.0 + pause
-        assert room.take(WIDE, now) is None
-        room.add(A, [Waiting(2, 0, 100, now)], X)
-        room.add(A, [Waiting(3, 0, 100, now)], Y)
-        assert list(serve(room, WIDE, now).weighed) == [next_is]
-
-
 def test_bulk_work_gets_a_tenth_next_to_interactive_work() -> None:
     room, bulk = WaitingRoom(), Flow(is_bulk=True)
     got: Counter[Flow] = Counter()
@@ -382,38 +351,6 @@ def test_bulk_work_gets_a_tenth_next_to_interactive_work() -> None:
         (flow,) = serve(room, WIDE, 0.0).weighed
         got[flow] += 1
     assert got[bulk] == pytest.approx(200 * BULK_WEIGHT / (1 + BULK_WEIGHT), abs=1)
-
-
-def test_device_is_shared_with_flows_that_recently_had_work() -> None:
-    room = WaitingRoom()
-    room.add(A, [Waiting(1, 0, 10, 0.0)])
-    assert not room.is_shared(A.model)
-    room.add(B, [Waiting(2, 0, 10, 0.0)])
-    assert room.is_shared(A.model)
-    for _ in range(2):
-        serve(room, WIDE, 0.0, seconds=0.1)
-    assert room.take(WIDE, 0.5) is None
-    assert room.is_shared(A.model)
-    assert room.take(WIDE, 0.2 + 2 * REMEMBERED_SECONDS) is None
-    assert not room.is_shared(A.model)
-    for number, flow in enumerate((X, Y)):
-        room.add(A, [Waiting(3 + number, 0, 10, 5.0)], flow)
-    assert room.is_shared(A.model)
-
-
-@given(sequences, limits)
-def test_state_of_departed_flows_is_freed(
-    arrivals: list[tuple[BatchGroup, Flow, int, int]], limits: BatchLimits
-) -> None:
-    room, _, now = fill(arrivals)
-    while batch := room.take(limits, now):
-        room.ran(batch, 0.1, now)
-    assert room.take(limits, now + 2 * REMEMBERED_SECONDS) is None
-    assert not room._models._away
-    assert not room._callers._away
-    assert not room._shares
-    assert not room._lines
-    assert not room._jobs
 
 
 def test_sequence_longer_than_the_budget_runs_alone() -> None:
@@ -533,15 +470,3 @@ def test_interactive_work_preempts_bulk_work_of_the_same_tenant() -> None:
     batch = running(room, Flow(tenant="x", is_bulk=True))
     room.add(A, [Waiting(2, 0, 1, 0.0)], X)
     assert room.preempts(batch, WIDE)
-
-
-def test_preempting_caller_uses_its_burst_and_then_waits() -> None:
-    room, overtaking, now = WaitingRoom(), 0, 0.0
-    batch = running(room)
-    for number in range(2, 100):
-        room.add(B, [Waiting(number, 0, 1, now)], Y)
-    while room.preempts(batch, WIDE):
-        overtaking, now = overtaking + 1, now + 0.04
-        serve(room, BatchLimits(tokens=50, items=1, max_age=1.0), now, 0.04)
-    assert overtaking * 0.04 == pytest.approx(BURST_SECONDS - WIDE.seconds, abs=0.04)
-    room.ran(batch, 0.1, now)
