@@ -19,6 +19,7 @@ from services.router.admission.rules import (
     MAX_UNKNOWN_OF_TENANT,
     PLANNED_TIME_SHARE,
     deadline_message,
+    may_be_late,
     refuse_broken,
     refuse_late,
     refuse_over_quota,
@@ -241,3 +242,12 @@ def test_missed_deadline_is_explained() -> None:
         TUNED, fleet(tuned("w1", "o/other"))
     )
     assert "answered" in deadline_message(TUNED, fleet(tuned("w1", ADAPTER)))
+
+
+def test_queue_position_is_read_for_more_than_a_batch_or_after_backlog() -> None:
+    slow = Throughput(1.0, batch_tokens=2048)
+    assert not may_be_late(60.0, slow, 2048), "its speed may have been measured in a bad moment"
+    assert may_be_late(60.0, slow, 2049)
+    assert may_be_late(60.0, replace(slow, drain=1.0), 2048)
+    assert not may_be_late(60.0, replace(slow, rate=1e6), 2049)
+    assert not may_be_late(60.0, Throughput(), 10**9), "nothing was measured"
