@@ -9,7 +9,7 @@ relations, structures, documents, images, generation, and answers that it does n
 requests are cancelled at once, half are left to run out of 2 s.
 
 Bound: the light tenant's p99 at most twice its p99 alone, or 0.3 s where that is more; all of its
-requests answered; no process beyond its memory.
+requests answered; no process beyond its memory; no attack within the limits refused as invalid.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from benchmarks.common.machine import busy_cores, machine
 from benchmarks.common.report import percentile
 from benchmarks.common.texts import MINILM_ID, minilm_directory, real_texts
 from benchmarks.stress.fairness import Tick, arrivals, until
-from benchmarks.stress.hostile_client import TENANT
+from benchmarks.stress.hostile_client import LEGAL, TENANT
 from benchmarks.stress.hostile_kinds import IMAGES, KINDS, warm_up
 from services.local.mesh import LocalMesh, running
 from services.local.settings import Settings
@@ -68,6 +68,8 @@ as many.
 """
 ASKED: Final = 1.5
 LIGHT_DEADLINE_SECONDS: Final = 60.0
+REFUSED: Final = {"INVALID_INPUT", "INPUT_TOO_LONG"}
+"""Outcomes that no attack within the limits has."""
 SETTLE_SECONDS: Final = 3.0
 MIB: Final = 1 << 20
 IN_FLIGHT_BYTES: Final = 512 * MIB
@@ -142,6 +144,11 @@ class HostileResult:
             f"{self.kind}: {name} took more memory than it may"
             for name, one in self.memory.items()
             if one.peak > one.limit
+        ]
+        found += [
+            f"{self.kind}: {attack} was refused as invalid, so it attacked nothing"
+            for attack, outcomes in self.hostile.items()
+            if attack.endswith(LEGAL) and outcomes.keys() & REFUSED
         ]
         return found
 

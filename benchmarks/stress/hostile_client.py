@@ -21,6 +21,8 @@ from google.rpc import error_details_pb2, status_pb2
 from benchmarks.stress.hostile_kinds import KINDS, Attack
 
 TENANT: Final = "hostile"
+LEGAL: Final = ", legal"
+"""End of the names of attacks that are within the limits of the contract."""
 DEADLINE_SECONDS: Final = 2.0
 UNREAD_SECONDS: Final = 10.0
 """Seconds for which a connection with an unread answer is held."""
@@ -62,7 +64,7 @@ class Hostile:
             outcome = await self._call(attack, is_cancelled)
         else:
             outcome = await self._stream(attack)
-        self.outcomes[f"{attack.name}, {'legal' if attack.legal else 'too large'}"][outcome] += 1
+        self.outcomes[f"{attack.name}{LEGAL if attack.legal else ', too large'}"][outcome] += 1
 
     async def _call(self, attack: Attack, is_cancelled: bool) -> str:
         method = self._channel.unary_unary(

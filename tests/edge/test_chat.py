@@ -444,6 +444,20 @@ class TestAnswers:
         assert found["choices"][0]["finish_reason"] == "length"
         assert found["usage"] == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
 
+    def test_prompt_of_several_choices_is_counted_once(self) -> None:
+        reply = whole("a text")
+        reply.results.extend([reply.results[0]] * 3)
+        reply.usage.input_tokens *= 4
+        expected = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+        prompt = {"model": MODEL, "prompt": "hello"}
+        for body, read in ((HELLO, chat.chat), (prompt, completions.complete)):
+            answer = ask({**body, "n": 4}, read).convert(reply)
+            assert json.loads(answer.body)["usage"] == expected
+            options = {"stream": True, "stream_options": {"include_usage": True}}
+            stream = ask({**body, "n": 4, **options}, read)
+            found = events(stream.render(pb.ExtractStreamResponse(response=reply)))
+            assert found[-2]["usage"] == expected
+
     def test_events(self) -> None:
         stream = ask({**HELLO, "stream": True})
         assert (stream.method, stream.media_type) == (

@@ -121,6 +121,23 @@ def test_schemas_are_checked_by_their_place_and_other_models_call_nothing(tmp_pa
         load(tmp_path / "none").prepare(requested(), never_cancelled)
 
 
+def test_schemas_that_no_grammar_has_refuse_only_calls_that_must_follow_them(
+    tmp_path: Path,
+) -> None:
+    write_caller(tmp_path)
+    model = load(tmp_path)
+    reader: Any = model._reader
+    reader.tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    reader._grammars._vocabulary = reader.tokenizer.get_vocab_size()
+    grammars, tools = reader._grammars, json.loads(TOOLS)
+    assert grammars.compile_tools(requested(), HERMES) is not None
+    tools[1]["function"]["parameters"] = {"type": "object", "minProperties": 1}
+    assert grammars.compile_tools(requested(tools=json.dumps(tools)), HERMES) is None
+    tools[0]["function"]["strict"] = True
+    with pytest.raises(InvalidInput, match="minProperties"):
+        grammars.compile_tools(requested(tools=json.dumps(tools)), HERMES)
+
+
 def test_model_that_may_call_writes_text_or_whole_calls(tmp_path: Path) -> None:
     """Whatever tokens are drawn, what follows the mark of a call is one, and a text has none."""
     write_caller(tmp_path)

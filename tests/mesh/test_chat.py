@@ -168,13 +168,18 @@ async def test_functions_are_called_and_their_results_answered(mesh: Cluster) ->
             == call["function"]["arguments"]
         )
         assert said(streamed) == ""
-        result = [choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "sun"}]
-        answer = (
-            await http.post(
-                CHAT_PATH, body(CALLS, 20, tools=TOOLS, messages=[*asked["messages"], *result])
-            )
-        ).json
-        assert answer["usage"]["completion_tokens"] > 0
+        for returned in ("sun", "", "\n"):  # a function may return nothing
+            result = {"role": "tool", "tool_call_id": call["id"], "content": returned}
+            messages = [*asked["messages"], choice["message"], result]
+            answered = body(CALLS, 20, tools=TOOLS, messages=messages)
+            answer = (await http.post(CHAT_PATH, answered)).json
+            assert answer["usage"]["completion_tokens"] > 0
+            answered["messages"] += [
+                {"role": "assistant", "content": "so"},
+                *body(CALLS, 1)["messages"],
+            ]
+            answer = (await http.post(CHAT_PATH, answered)).json
+            assert answer["usage"]["completion_tokens"] > 0
         refused = await http.post(CHAT_PATH, body(CHAT, 20, tools=TOOLS))
         assert (refused.status, refused.json["error"]["param"]) == (400, "tools")
 

@@ -4,8 +4,10 @@ from its tokens.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from typing import Final, Protocol
 
 from tokenizers import Tokenizer
@@ -30,6 +32,8 @@ Decode = Callable[[Sequence[int]], str]
 """Converts token ids to text."""
 TokenText = Callable[[int], str]
 """Converts one token to text; empty for a token that is not part of texts."""
+INCOMPLETE: Final = "\ufffd"
+"""A tokenizer's output for the first bytes of a character."""
 
 _WORD: Final = "\u2581"
 """SentencePiece's mark for the space before a word, which decoders drop at the beginning of a
@@ -191,21 +195,25 @@ def refuse_chat(work: GenerationWork, card: Card) -> None:
 
 def extraction(
     work: GenerationWork,
-    whole: str,
+    decode: Decode,
     generated: GeneratedIds,
     token_text: TokenText,
     tools: ToolForm | None = None,
 ) -> Extraction:
-    """Build the result of a generated text: its JSON, function calls and tokens. `whole`: the text
-    of all tokens.
+    """Build the result of a generated text: its JSON, function calls and tokens.
 
     Raises InvalidInput if the grammar could not be followed to its end.
     """
+    ids: list[int] = generated.ids.tolist()
+    whole = decode(ids)
     if not isinstance(work, TextWork):
         return Extraction(text=whole.strip(), finish=generated.finish)
     text = text_before_stop(whole, work.stops)
-    tokens = _tokens(len(text), generated, token_text) if generated.scores else ()
     is_whole = len(text) == len(whole)
+    tokens: tuple[TokenLogprob, ...] = ()
+    if generated.scores:
+        count = len(ids) if is_whole else _tokens_with(len(text), ids, decode)
+        tokens = _tokens(count, generated, token_text)
     text, calls = tools.read(text) if tools is not None and work.tools else (text, ())
     text = text if work.raw_prompt else text.strip()
     form = parse_answer(text, generated.finish) if work.json_schema and is_whole else None
@@ -214,22 +222,29 @@ def extraction(
     )
 
 
-def _tokens(
-    characters: int, generated: GeneratedIds, token_text: TokenText
-) -> tuple[TokenLogprob, ...]:
-    """Return the tokens of a text of `characters` characters, without a stop token or a stop
-    string's tokens.
-    """
+def _tokens(count: int, generated: GeneratedIds, token_text: TokenText) -> tuple[TokenLogprob, ...]:
+    """Return the first `count` tokens without those that have no text, as a stop token."""
     found: list[TokenLogprob] = []
-    for number, score in zip(generated.ids.tolist(), generated.scores, strict=True):
+    scored = zip(generated.ids.tolist(), generated.scores, strict=True)
+    for number, score in islice(scored, count):
         text = token_text(number)
-        if characters <= 0:
-            break
-        characters -= len(text)
         top = tuple(TokenLogprob(token_text(other), logprob) for other, logprob in score.top)
         if text:
             found.append(TokenLogprob(text, score.logprob, top))
     return tuple(found)
+
+
+def _tokens_with(characters: int, ids: list[int], decode: Decode) -> int:
+    """Return the number of tokens that hold the text's first `characters` characters.
+
+    A character may have several tokens, none of which has a text of its own, so prefixes are
+    decoded: about log2(tokens) of them.
+    """
+
+    def size(count: int) -> int:
+        return len(decode(ids[:count]).rstrip(INCOMPLETE))
+
+    return bisect_left(range(len(ids)), characters, key=size)
 
 
 def token_text(tokenizer: Tokenizer, number: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -17,6 +16,7 @@ from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.sequences import SequenceRequest
 from libs.models.generation.grammars import Grammar, Grammars
 from libs.models.generation.reader import (
+    INCOMPLETE,
     GenerationOptions,
     extraction,
     generation_options,
@@ -31,7 +31,6 @@ from libs.models.interface.work import CancelCheck, GenerationWork, TextWork, it
 from libs.models.text.checks import need_work
 from libs.models.text.tokenising.text import TextProcessor
 
-_INCOMPLETE: Final = "�"
 """Replacement that tokenizers return for the first bytes of a character."""
 
 
@@ -94,7 +93,7 @@ class TextReader:
                     )
                 texts.append(part.content)
             text, field = "\n".join(texts), parts[0].field
-            if not text.strip():
+            if not text.strip() and work.item_role != "tool":
                 raise InvalidInput("the text is empty", field=field)
             ids = self._ids(text, field, work, check_cancelled)
             longest = self._longest(work.max_tokens)
@@ -129,16 +128,14 @@ class TextReader:
         return True
 
     def text(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids).rstrip(_INCOMPLETE)
+        return self.tokenizer.decode(ids).rstrip(INCOMPLETE)
 
     def finish(
         self, work: GenerationWork, notes: object, generated: list[GeneratedIds]
     ) -> ExtractResult:
         own_text = partial(token_text, self.tokenizer)
         items = [
-            extraction(
-                work, self.tokenizer.decode(each.ids.tolist()), each, own_text, self.tool_form
-            )
+            extraction(work, self.tokenizer.decode, each, own_text, self.tool_form)
             for each in generated
         ]
         return ExtractResult(items, sum(len(each.ids) for each in generated))

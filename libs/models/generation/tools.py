@@ -133,6 +133,11 @@ def parameter_schemas(work: TextWork) -> list[tuple[str, str, dict[str, Any]]]:
     return found
 
 
+def has_strict_function(work: TextWork) -> bool:
+    """Return whether a function's arguments must follow its schema, as OpenAI's `strict` says."""
+    return any(tool["function"].get("strict") is True for tool in json.loads(work.tools))
+
+
 def grammar_source(
     work: TextWork, form: ToolForm, marks: CallMarks, options: Mapping[str, object]
 ) -> str | None:

@@ -25,6 +25,7 @@ from libs.models.generation.decoding.sequences import SequenceRequest
 from libs.models.generation.decoding.settings import DecodeSettings
 from libs.models.generation.grammars import Grammars
 from libs.models.generation.reader import (
+    INCOMPLETE,
     GenerationOptions,
     extraction,
     generation_options,
@@ -79,7 +80,6 @@ _USUAL: Final[Mapping[str, str]] = {
 """The instruction for each kind if neither the request nor the card has one."""
 _HEADS: Final = ("lm_head.weight", "model.lm_head.weight", "language_model.lm_head.weight")
 _DOCTAG: Final = "<doctag>"
-_INCOMPLETE: Final = "�"  # the tokenizer's output for the first bytes of a character
 # Placeholders are characters of Unicode's private use area. `_PLAIN` is a text that a template must
 # insert unchanged.
 _TEXT: Final = "\ue001"
@@ -336,15 +336,12 @@ class ConversationReader:
         return True
 
     def text(self, ids: list[int]) -> str:
-        return self._decoded(ids).rstrip(_INCOMPLETE)
+        return self._decoded(ids).rstrip(INCOMPLETE)
 
     def finish(
         self, work: GenerationWork, notes: object, generated: list[GeneratedIds]
     ) -> ExtractResult:
-        items = [
-            extraction(work, self._decoded(each.ids.tolist()), each, self._token_text)
-            for each in generated
-        ]
+        items = [extraction(work, self._decoded, each, self._token_text) for each in generated]
         return ExtractResult(items, sum(len(each.ids) for each in generated))
 
     def _token_text(self, number: int) -> str:

@@ -22,7 +22,7 @@ from libs.models.generation.decoding.rules import Ids
 from libs.models.generation.decoding.sequences import SequenceRequest
 from libs.models.generation.decoding.settings import DecodeSettings
 from libs.models.generation.families import bart
-from libs.models.generation.reader import refuse_chat, refuse_sampling, refuse_schema
+from libs.models.generation.reader import INCOMPLETE, refuse_chat, refuse_sampling, refuse_schema
 from libs.models.images.detection.building import fill, processor_values
 from libs.models.images.processing import ImageProcessing
 from libs.models.interface.packed import Packed
@@ -46,7 +46,6 @@ from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
 
 _FRAME: Final = ("<s>", "</s>", "<pad>")
-_INCOMPLETE: Final = "�"  # the tokenizer's output for the first bytes of a character
 _WORDS: Final = (
     "cap", "/cap", "ncap", "/ncap", "dcap", "/dcap", "grounding", "/grounding", "seg", "/seg",
     "sep", "region_cap", "/region_cap", "region_to_desciption", "/region_to_desciption", "proposal",
@@ -296,7 +295,7 @@ class FlorenceReader:
         return isinstance(notes, list) and all(one.form == "text" for one in notes)
 
     def text(self, ids: list[int]) -> str:
-        text = self._plain(ids).rstrip(_INCOMPLETE)
+        text = self._plain(ids).rstrip(INCOMPLETE)
         begun = text[
             text.rfind("<") :
         ]  # possibly the beginning of a location token, which is removed

@@ -19,11 +19,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
-from libs.errors import TaskNotSupported
+from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.generation.decoding.rules import Bits, Ids
 from libs.models.generation.grammars.schemas import FIELD, check_schema, refuse
 from libs.models.generation.tools import FIELD as TOOLS_FIELD
-from libs.models.generation.tools import CallMarks, ToolForm, grammar_source, parameter_schemas
+from libs.models.generation.tools import (
+    CallMarks,
+    ToolForm,
+    grammar_source,
+    has_strict_function,
+    parameter_schemas,
+)
 from libs.models.interface.work import TextWork
 
 if TYPE_CHECKING:
@@ -134,15 +140,22 @@ class Grammars:
         return self._grammar(schema, schema, FIELD) if schema else None
 
     def compile_tools(self, work: TextWork, form: ToolForm) -> Grammar | None:
-        """Compile a grammar of function calls; None for free text. Raises as `compile_schema`."""
+        """Compile a grammar of function calls; None for free text.
+
+        Parameters that no grammar can express, as with `uniqueItems`, are not enforced if the model
+        is free to call nothing. Otherwise raises as `compile_schema`.
+        """
         if not work.calls_tool and not self.is_installed:
             return None
         source = grammar_source(work, form, self._marks(form), _FORM)
-        return (
-            None
-            if source is None
-            else self._grammar(source, None, TOOLS_FIELD, parameter_schemas(work))
-        )
+        if source is None:
+            return None
+        try:
+            return self._grammar(source, None, TOOLS_FIELD, parameter_schemas(work))
+        except (InvalidInput, TaskNotSupported):
+            if work.calls_tool or has_strict_function(work):
+                raise
+            return None
 
     @property
     def is_installed(self) -> bool:

@@ -252,7 +252,12 @@ def chat(received: Received) -> MeshCall | StreamedCall:
         return StreamedCall(
             EXTRACT_STREAM, message, events.render, is_last, error_event, EVENTS, asked.fields()
         )
-    return MeshCall(EXTRACT, message, lambda reply: _to_answer(head, reply), fields=asked.fields())
+    return MeshCall(
+        EXTRACT,
+        message,
+        lambda reply: _to_answer(head, reply, asked.choices.count),
+        fields=asked.fields(),
+    )
 
 
 _GUIDES: Final = (
@@ -444,12 +449,15 @@ def _schema(asked: ResponseFormat | None) -> tuple[dict[str, Any] | None, str]:
     )
 
 
-def usage_fields(usage: pb.Usage) -> dict[str, int]:
-    total = usage.input_tokens + usage.output_tokens
+def usage_fields(usage: pb.Usage, choices: int) -> dict[str, int]:
+    """Return OpenAI's usage, which counts a prompt once however many choices answer it: `choices`.
+    The mesh gets a copy of the prompt for each.
+    """
+    prompts = usage.input_tokens // choices
     return {
-        "prompt_tokens": usage.input_tokens,
+        "prompt_tokens": prompts,
         "completion_tokens": usage.output_tokens,
-        "total_tokens": total,
+        "total_tokens": prompts + usage.output_tokens,
     }
 
 
@@ -459,7 +467,7 @@ def _reason(result: pb.Extraction) -> str:
     return "tool_calls" if result.tool_calls else "stop"
 
 
-def _to_answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
+def _to_answer(head: dict[str, Any], reply: pb.ExtractResponse, count: int) -> Answer:
     choices = [_choice(head["id"], index, result) for index, result in enumerate(reply.results)]
     return Answer(
         encode_json(
@@ -467,7 +475,7 @@ def _to_answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
                 **head,
                 "object": "chat.completion",
                 "choices": choices,
-                "usage": usage_fields(reply.usage),
+                "usage": usage_fields(reply.usage, count),
             }
         )
     )
@@ -557,11 +565,14 @@ class _Events:
             self._end(index, result) for index, result in enumerate(reply.response.results)
         )
         usage = (
-            encode_event({**self._head, "choices": [], "usage": usage_fields(reply.response.usage)})
+            encode_event({**self._head, "choices": [], "usage": self._usage(reply.response)})
             if self._with_usage
             else b""
         )
         return ends + usage + DONE
+
+    def _usage(self, response: pb.ExtractResponse) -> dict[str, int]:
+        return usage_fields(response.usage, len(self._streamed))
 
     def _end(self, index: int, result: pb.Extraction) -> bytes:
         found = self._text_chunk(index, self._streamed[index].remaining_text(result.text))

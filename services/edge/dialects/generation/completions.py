@@ -156,11 +156,13 @@ def complete(received: Received) -> MeshCall | StreamedCall:
     }
     if request.stream:
         usage = bool(request.stream_options and request.stream_options.include_usage)
-        events = _Events(head, len(items), with_usage=usage)
+        events = _Events(head, len(items), choices.count, with_usage=usage)
         return StreamedCall(
             EXTRACT_STREAM, message, events.render, is_last, error_event, EVENTS, fields
         )
-    return MeshCall(EXTRACT, message, lambda reply: _to_answer(head, reply), fields=fields)
+    return MeshCall(
+        EXTRACT, message, lambda reply: _to_answer(head, reply, choices.count), fields=fields
+    )
 
 
 def _prompts(request: CompletionRequest) -> list[pb.Item]:
@@ -196,7 +198,8 @@ def _logprobs(result: pb.Extraction) -> dict[str, Any] | None:
     }
 
 
-def _to_answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
+def _to_answer(head: dict[str, Any], reply: pb.ExtractResponse, count: int) -> Answer:
+    """`count`: The answers of each prompt."""
     choices = [
         {
             "index": index,
@@ -206,15 +209,19 @@ def _to_answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
         }
         for index, result in enumerate(reply.results)
     ]
-    return Answer(encode_json({**head, "choices": choices, "usage": usage_fields(reply.usage)}))
+    return Answer(
+        encode_json({**head, "choices": choices, "usage": usage_fields(reply.usage, count)})
+    )
 
 
 class _Events:
-    """The events of several choices."""
+    """The events of the choices of all prompts."""
 
-    def __init__(self, head: dict[str, Any], count: int, *, with_usage: bool) -> None:
+    def __init__(self, head: dict[str, Any], choices: int, count: int, *, with_usage: bool) -> None:
+        """`count`: The answers of each prompt."""
+        self._count = count
         self._head, self._with_usage = head | ({"usage": None} if with_usage else {}), with_usage
-        self._streamed = [StreamedText() for _ in range(count)]
+        self._streamed = [StreamedText() for _ in range(choices)]
 
     def render(self, reply: pb.ExtractStreamResponse) -> bytes:
         """Return the events of a reply. Raises HttpError."""
@@ -235,11 +242,14 @@ class _Events:
             for index, result in results
         )
         usage = (
-            encode_event({**self._head, "choices": [], "usage": usage_fields(reply.response.usage)})
+            encode_event({**self._head, "choices": [], "usage": self._usage(reply.response)})
             if self._with_usage
             else b""
         )
         return ends + usage + DONE
+
+    def _usage(self, response: pb.ExtractResponse) -> dict[str, int]:
+        return usage_fields(response.usage, self._count)
 
     def _chunk(
         self,

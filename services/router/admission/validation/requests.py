@@ -177,7 +177,15 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
         _check_text(request.text, len(request.items))
     given = task == "relations" and (card is None or card.given_entities)
     files = _check_files(request.files)
-    items = _check_items(request.items, "items", card, files, given=given, seeded=task == "text")
+    items = _check_items(
+        request.items,
+        "items",
+        card,
+        files,
+        given=given,
+        seeded=task == "text",
+        returned=task == "text" and request.text.item_role == pb.Turn.ROLE_TOOL,
+    )
     shared = files.read("items", items.images.values())
     if task == "text" and request.text.text_layer == pb.TextTask.TEXT_LAYER_ONLY:
         items.images.update({index: _layers_alone(own) for index, own in items.images.items()})
@@ -340,6 +348,7 @@ def _check_items(
     given: bool = False,
     seeded: bool = False,
     divided: bool = False,
+    returned: bool = False,
 ) -> _Items:
     """Check the items, and return their sizes.
 
@@ -348,6 +357,7 @@ def _check_items(
         seeded: Items may have seeds.
         divided: Texts are divided into chunks: items may have spans and contexts, which are not
             checked here, and the text of documents is read.
+        returned: Items are the return values of functions, which may be empty texts.
     """
     _refuse(not items, f"{field} is empty: 1..{limits.ITEMS.most:,} are allowed", field)
     limits.ITEMS.check(len(items), field)
@@ -368,6 +378,7 @@ def _check_items(
                 given=given,
                 seeded=seeded,
                 divided=divided,
+                returned=returned,
             )
             if shown.bytes or shown.pages:
                 found.images[index] = shown
@@ -401,6 +412,7 @@ def _check_item(
     given: bool = False,
     seeded: bool = False,
     divided: bool = False,
+    returned: bool = False,
 ) -> tuple[int, ImageSizes]:
     """Return the bytes of an item's text, as a message, and its images."""
     is_unread = item.HasField("seed") and not seeded
@@ -427,7 +439,7 @@ def _check_item(
     if content == "image":
         return 0, _check_image(item.image, f"{path}.image", card)
     text = item.text
-    _check_item_text(text, f"{path}.text", card)
+    _check_item_text(text, f"{path}.text", card, may_be_empty=returned)
     _check_given(known, len(text), f"{path}.entities")
     return pb.Item(
         text=text
@@ -466,10 +478,12 @@ def _check_parts(
     return size, ImageSizes(file_bytes, tokens, pages)
 
 
-def _check_item_text(text: str, path: str, card: Card | None) -> None:
+def _check_item_text(
+    text: str, path: str, card: Card | None, *, may_be_empty: bool = False
+) -> None:
     if not takes(card, models_pb2.INPUT_KIND_TEXT):
         raise TaskNotSupported(f"{'' if card is None else card.model} takes no texts", field=path)
-    _refuse(not text, f"{path} is empty", path)
+    _refuse(not text and not may_be_empty, f"{path} is empty", path)
     if media_type(text) is not None:
         raise InvalidInput(
             f"{path} is a file in base64 (data:…;base64,), not a text: send the bytes of an image"

@@ -91,9 +91,9 @@ def _check_turns(task: pb.TextTask) -> None:
             )
         unset = f"{path}.role must be ROLE_USER, ROLE_ASSISTANT, ROLE_SYSTEM or ROLE_TOOL"
         _refuse(turn.role == pb.Turn.ROLE_UNSPECIFIED, unset, f"{path}.role")
-        _refuse(
-            not turn.text.strip() and not turn.tool_calls, f"{path}.text is empty", f"{path}.text"
-        )
+        # A function may return nothing.
+        is_needed = turn.role != pb.Turn.ROLE_TOOL and not turn.tool_calls
+        _refuse(is_needed and not turn.text.strip(), f"{path}.text is empty", f"{path}.text")
         characters += len(turn.text) + _check_calls(turn, path)
     limits.TURNS_TEXT.check(characters, "text.turns")
     is_said = task.item_role in (pb.Turn.ROLE_UNSPECIFIED, pb.Turn.ROLE_USER, pb.Turn.ROLE_TOOL)
