@@ -635,8 +635,8 @@ def _post_processor(tokenizer: Tokenizer, settings: _Settings) -> Any:
 
 
 def template_processor(single: list[str], pair: list[str], special: list[tuple[str, int]]) -> Any:
-    """Return what puts special tokens around texts. Raises CheckpointRefused for tokens that cannot
-    stand in a template.
+    """Return the post-processor that adds special tokens to texts. Raises CheckpointRefused for
+    tokens that cannot stand in a template.
     """
     try:
         return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)

@@ -398,7 +398,7 @@ class Application:
             if step.dialect is not None:
                 exchange.dialect = step.dialect
             MODEL.set(getattr(step.message, "model", ""))
-            exchange.cost.note_question(step.message)
+            exchange.cost.note_request(step.message)
             seconds = _remaining_seconds(deadline)
             try:
                 reply, size = await self._routers.ask_sized(
@@ -431,7 +431,7 @@ class Application:
     ) -> StreamedAnswer:
         """Wait for the first reply. Raises HttpError."""
         MODEL.set(getattr(stream.message, "model", ""))
-        exchange.cost.note_question(stream.message)
+        exchange.cost.note_request(stream.message)
         replies = self._routers.stream(
             stream.method, message, seconds=_remaining_seconds(deadline), metadata=metadata
         )

@@ -304,6 +304,7 @@ def _url(mesh: LocalMesh) -> str:
 
 
 def _curl(certificates: Path | None) -> str:
+    """Return the options of curl for a mesh with certificates."""
     if certificates is None:
         return ""
     ca, chain, key = (

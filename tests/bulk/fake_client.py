@@ -21,7 +21,7 @@ def make_vector(text: str) -> list[float]:
 
 
 class FakeClient:
-    """Takes the place of `shoal.AsyncClient`.
+    """Replaces `shoal.AsyncClient`.
 
     Attributes:
         skips: Return whether a text is refused as too long.

@@ -1,4 +1,4 @@
-"""Which hosts and pages may use the console."""
+"""Hosts and pages that may use the console."""
 
 from __future__ import annotations
 

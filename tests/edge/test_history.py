@@ -116,7 +116,7 @@ def test_cost_of_several_calls_is_their_sum() -> None:
         usage=pb.Usage(input_tokens=3, output_tokens=2), timings=pb.Timings(queue_seconds=0.5)
     )
     for _ in range(2):
-        cost.note_question(pb.ExtractRequest(model="o/m", text=pb.TextTask()))
+        cost.note_request(pb.ExtractRequest(model="o/m", text=pb.TextTask()))
         cost.note_reply(reply)
     assert (cost.verb, cost.model, cost.input_tokens, cost.output_tokens, cost.seconds[0]) == (
         "write",

@@ -21,7 +21,7 @@ from tests.router.parts import until
 
 
 class FakeDispatcher:
-    """Records what the dispatcher would pass on to requests."""
+    """Records the answers and deltas that the dispatcher would pass on to requests."""
 
     def __init__(self) -> None:
         self.results: list[tuple[str, bytes]] = []

@@ -1,4 +1,4 @@
-"""Answers on their way to a router: what a call carries, and which call ends a lease."""
+"""Answers on their way to a router: the contents of a call, and the call that ends a lease."""
 
 from __future__ import annotations
 

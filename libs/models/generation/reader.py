@@ -237,7 +237,7 @@ def _tokens(count: int, generated: GeneratedIds, token_text: TokenText) -> tuple
 def _tokens_with(characters: int, ids: list[int], decode: Decode) -> int:
     """Return the number of tokens that hold the text's first `characters` characters.
 
-    A character may have several tokens, none of which has a text of its own, so prefixes are
+    A character may have several tokens, and none of them has a text alone, so prefixes are
     decoded: about log2(tokens) of them.
     """
 

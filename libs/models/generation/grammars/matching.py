@@ -129,7 +129,7 @@ class Grammars:
         self._lock = threading.Lock()
         # Guarded by the lock.
         self._trie: LLTokenizer | None = None
-        self._kept: OrderedDict[bytes, Matcher] = OrderedDict()
+        self._matchers: OrderedDict[bytes, Matcher] = OrderedDict()
 
     def compile_schema(self, schema: str) -> Grammar | None:
         """Compile a JSON schema; None for an empty one.
@@ -181,9 +181,9 @@ class Grammars:
     ) -> Grammar:
         digest = hashlib.sha256(source.encode()).digest()
         with self._lock:
-            kept = self._kept.get(digest)
+            kept = self._matchers.get(digest)
             if kept is not None:
-                self._kept.move_to_end(digest)
+                self._matchers.move_to_end(digest)
         # The shared cache of a schema's matchers may have grown to its limit: compile the schema
         # again.
         if kept is None or not _begins(kept.deep_copy()):
@@ -193,9 +193,9 @@ class Grammars:
             if not _begins(kept.deep_copy()):
                 raise TaskNotSupported("the model has no tokens for the schema", field=field)
             with self._lock:
-                self._kept[digest] = kept
-                while len(self._kept) > MAX_CACHED_SCHEMAS:
-                    self._kept.popitem(last=False)
+                self._matchers[digest] = kept
+                while len(self._matchers) > MAX_CACHED_SCHEMAS:
+                    self._matchers.popitem(last=False)
         return Grammar(kept, self._stop_bits)
 
     def _compiled(self, source: str, schema: str | None, field: str) -> Matcher:

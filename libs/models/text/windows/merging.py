@@ -24,7 +24,7 @@ from libs.models.interface.results import (
 )
 from libs.models.interface.work import CancelCheck, Span
 
-_NOBODY: Final = -1
+_NO_WINDOW: Final = -1
 _CHECK_EVERY: Final = 256
 """Results that are merged between two checks for cancellation."""
 _Result = TypeVar("_Result")
@@ -142,11 +142,11 @@ def _entities(
                 groups.setdefault("" if rules.flat else entity.label, []).append(placed)
             else:
                 kept.append(placed)
-    owners = np.full(len(windows.text), _NOBODY, np.int32)
+    owners = np.full(len(windows.text), _NO_WINDOW, np.int32)
     for group in groups.values():
         chosen = list(_compatible(group, owners, check_cancelled))
         for placed in chosen:
-            owners[placed.entity.start : placed.entity.end] = _NOBODY
+            owners[placed.entity.start : placed.entity.end] = _NO_WINDOW
         kept += chosen
     ordered = sorted(kept, key=lambda one: (one.entity.start, one.window))
     return tuple(one.entity for one in ordered)
@@ -163,14 +163,14 @@ def _checked(results: Sequence[_Result], check_cancelled: CancelCheck) -> Iterat
 def _compatible(
     group: Iterable[_Placed], owners: NDArray[np.int32], check_cancelled: CancelCheck
 ) -> Iterator[_Placed]:
-    """Yield the entities that overlap none of another window.
+    """Yield the entities that overlap no earlier entity of another window, best first.
 
     Args:
-        owners: The window that has an entity at each character, none at first; changed here.
+        owners: The window of the entity at each character, `_NO_WINDOW` at first; changed here.
     """
     for one in _checked(sorted(group, key=_rank), check_cancelled):
         place = owners[one.entity.start : one.entity.end]
-        if ((place != _NOBODY) & (place != one.window)).any():
+        if ((place != _NO_WINDOW) & (place != one.window)).any():
             continue
         place[:] = one.window
         yield one
