@@ -139,11 +139,11 @@ class HttpError(Exception):
         """The dialect of the error if only the body determines it; otherwise the route's."""
 
     @staticmethod
-    def from_error(error: ShoalError, question: MeshCall | StreamedCall) -> HttpError:
+    def from_error(error: ShoalError, call: MeshCall | StreamedCall) -> HttpError:
         """Return the error of a failed router call, in the names of the call's dialect."""
         status = STATUS.get(error.reason) or _OF_CODE.get(error.code, 500)
-        message = question.renamed(error.message)
-        field = "model" if error.field in _TASK_FIELDS else question.renamed(error.field)
+        message = call.renamed(error.message)
+        field = "model" if error.field in _TASK_FIELDS else call.renamed(error.field)
         if error.field == embedding_id.FIELD:
             field = EXPECT_EMBEDDING_ID_HEADER
         return HttpError(

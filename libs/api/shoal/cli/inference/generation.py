@@ -204,7 +204,7 @@ def ocr(
     as_json: AsJson = False,
 ) -> None:
     """Read the text in images (OCR); also forms, captions and answers to questions."""
-    run = Invocation(model, images, replace(files, image=True), serving, as_json, what="IMAGE")
+    run = Invocation(model, images, replace(files, image=True), serving, as_json, argument="IMAGE")
     drawings.check(draw, run.records)
     task = ReadText(
         kind=kind.value,

@@ -15,11 +15,16 @@ from shoal.errors import ShoalError
 
 
 def read(
-    texts: Sequence[str] | None, source: Path | None, selection: Selection, *, what: str = "TEXT"
+    texts: Sequence[str] | None,
+    source: Path | None,
+    selection: Selection,
+    *,
+    argument: str = "TEXT",
 ) -> list[TextRecord]:
     """Return all texts of a command, arguments first; `-` alone is stdin.
 
-    Raises InputError, and BadParameter if there are none.
+    Raises InputError, and BadParameter if there are none. `argument`: the name of the texts'
+    argument in messages.
     """
     if source is None and list(texts or ()) == ["-"]:
         texts, source = (), Path("-")
@@ -35,7 +40,7 @@ def read(
     if not records:
         if source is None:
             raise typer.BadParameter(
-                f"no texts given: pass {what} arguments, - for stdin, or --input FILE"
+                f"no texts given: pass {argument} arguments, - for stdin, or --input FILE"
             )
         raise typer.BadParameter(f"{'stdin' if str(source) == '-' else source} is empty")
     return records

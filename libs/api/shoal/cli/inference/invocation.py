@@ -49,7 +49,7 @@ class Invocation:
     or shown as a table.
 
     Raises InputError for files that cannot be read, BadParameter for options that do not fit
-    together. `what`: the name of the texts' argument in messages.
+    together. `argument`: the name of the texts' argument in messages.
     """
 
     def __init__(
@@ -60,13 +60,16 @@ class Invocation:
         serving: ItemOptions,
         as_json: bool,
         *,
-        what: str = "TEXT",
+        argument: str = "TEXT",
     ) -> None:
         outputs.check(files.output, *files.suffixes)
         self.model, self.as_json = model, as_json
         self.output: Path | None = files.output
         records = read(
-            texts, files.source, files.selection(serving.get("on_invalid", "raise")), what=what
+            texts,
+            files.source,
+            files.selection(serving.get("on_invalid", "raise")),
+            argument=argument,
         )
         if files.image and files.document:
             raise typer.BadParameter("--image and --document exclude each other: name one")
