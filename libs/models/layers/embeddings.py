@@ -115,8 +115,7 @@ class TokenEmbedding(InputLayer):
 
     def prepare(self) -> None:
         """Fold the offset, and the vector of segment 0 that nearly every token has, into the
-        position
-        table. Call it after loading.
+        position table. Call it after loading.
         """
         if self.position is not None:
             places = self.position.weight[self._offset :]

@@ -182,8 +182,7 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         """Project [tokens, hidden] to queries [tokens, heads, head_size], and keys and values
-        [tokens,
-        kv_heads, head_size].
+        [tokens, kv_heads, head_size].
         """
         fused = self.qkv.forward(x).view(-1, sum(self.parts), self.head_size)
         # Queries and keys are adjacent in the fused projection, which may be changed in place:
@@ -466,8 +465,7 @@ class PositionBias(nn.Module):
 
 class PackedEncoder(nn.Module):
     """Map a packed batch to hidden states. The input layer decides whether the input is token ids
-    or
-    given rows.
+    or given rows.
 
     `max_positions` is the number of tokens of the longest sequence.
     """
@@ -501,8 +499,7 @@ class PackedEncoder(nn.Module):
             (each.rope.long_from for each in spec.layers if each.rope is not None), default=0
         )
         """Sequences of more tokens use other rotary frequencies from their first token on
-        (LongRoPE); 0
-        if all lengths use the same.
+        (LongRoPE); 0 if all lengths use the same.
         """
         self._ropes = tuple(
             dict.fromkeys(each.rope for each in spec.layers if each.rope is not None)
@@ -584,8 +581,7 @@ class PackedEncoder(nn.Module):
         """Return hidden states [tokens, hidden] in the encoder's type.
 
         With `rows`, return only one row of each sequence, in order: [sequences, hidden]. The last
-        layer
-        then skips most of its work where the family allows it.
+        layer then skips most of its work where the family allows it.
         """
         shared = self.shared(batch)
         short = rows in self._short

@@ -2,8 +2,7 @@
 belongs to no token (gpt-oss).
 
 No kernel of `libs/kernels` supports sinks. The window makes them cheap without one: tokens are
-divided
-into blocks as long as the window, and each block attends to itself and its two neighbours.
+divided into blocks as long as the window, and each block attends to itself and its two neighbours.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ _BLOCKS: Final = 32
 
 class SinkAttention(Attention):
     """Bidirectional windowed attention with sinks. Rotary positions rotate dimensions 2i and 2i + 1
-    of
-    a head.
+    of a head.
     """
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
