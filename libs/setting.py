@@ -115,7 +115,9 @@ class Setting:
     """The type, as errors and the documentation name it."""
     unit: str = ""
     parse: Callable[[str], Any] = str
-    """Raises ValueError, or InvalidInput with a message that says more than `kind`."""
+    """Converts the text of the variable. Raises ValueError, or InvalidInput with a message that
+    says more than `kind`.
+    """
     allowed: Allowed = ANY
     unset: Callable[[Environ], Any] = lambda _: _UNSET
     default_text: str = ""

@@ -252,8 +252,10 @@ def tokenizer_json(files: Mapping[str, bytes]) -> str:
 
 
 def from_pieces(values: Mapping[str, Any], pieces: Pieces) -> str:
-    """Return the tokenizer.json of a SentencePiece vocabulary; `values`: what tokenizer_config.json
-    says. Raises CheckpointRefused.
+    """Return the tokenizer.json of a SentencePiece vocabulary. Raises CheckpointRefused.
+
+    Args:
+        values: The contents of tokenizer_config.json.
     """
     settings = _Settings.read({"tokenizer_config.json": json.dumps(values).encode()})
     return _finished(_sentencepiece(settings, pieces), settings)
@@ -422,8 +424,8 @@ def _sentencepiece(settings: _Settings, found: Pieces) -> Tokenizer:
 
 
 def _marian(settings: _Settings, source: bytes, vocabulary: bytes) -> Tokenizer:
-    """Pieces of the source language under the ids of vocab.json, which has those of the target
-    language too.
+    """Return a tokenizer with the pieces of the source language under the ids of vocab.json, which
+    also has those of the target language.
 
     Pieces of the target language alone have so low a score that they stand for nothing but
     characters that the source lacks.

@@ -234,7 +234,7 @@ class Application:
     async def _answer_request(
         self, exchange: _Exchange, scope: Scope, receive: Receive, connection: Connected | None
     ) -> Answer | StreamedAnswer:
-        """Raises HttpError."""
+        """Answer a request by its route. Raises HttpError."""
         headers = exchange.headers
         REQUEST_ID.set(exchange.request_id)
         route, model = self._table.find(exchange.method, scope["path"])
@@ -350,7 +350,7 @@ class Application:
         metadata: Metadata,
         seconds: float,
     ) -> Answer:
-        """Raises HttpError."""
+        """Answer a POST with a JSON body as bulk work. Raises HttpError."""
         route, model = self._table.find("POST", path)
         exchange.route, exchange.dialect = route, route.dialect
         exchange.span = traces.http("POST", route.path, {}, chunk=traces.current())

@@ -479,7 +479,7 @@ class PackedEncoder(nn.Module):
         attention: AttentionType = Attention,
         layer: LayerType | None = None,
     ) -> None:
-        """Without `layer`, `spec.norm` names the kind of layer."""
+        """Build the layers of a spec. Without `layer`, `spec.norm` names the kind of layer."""
         super().__init__()
         self.hidden_size, self.max_positions = spec.hidden, embed.max_positions
         self.causal = spec.causal

@@ -316,7 +316,7 @@ class ConsoleApp:
         )
 
     def _metadata(self, headers: dict[str, str], connection: Any) -> Metadata:
-        """Raises HttpError."""
+        """Return the metadata of a call for the console. Raises HttpError."""
         if self._state.is_open:
             raise HttpError(
                 "NOT_READY",

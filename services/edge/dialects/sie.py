@@ -269,7 +269,7 @@ class ItemsOut(msgspec.Struct, kw_only=True):
     timing: dict[str, float]
     usage: dict[str, int]
     embedding_id: str = ""
-    """Shoal's, only for encode: identifies what decided the vectors."""
+    """Shoal's, only for encode: identifies the model and options that decide the vectors."""
 
 
 _FORMS: Final = {
@@ -434,7 +434,7 @@ def extract(received: Received) -> MeshCall:
         return _extract(received, request, named, list(reply.model.card.tasks))
 
     def fallback(problem: HttpError) -> MeshCall | None:
-        """No worker knows the model yet: a request makes one look for it."""
+        """Call a model that no worker knows yet, which makes a worker load it."""
         return (
             _extract(received, request, named, []) if problem.reason == "MODEL_NOT_FOUND" else None
         )

@@ -306,13 +306,13 @@ def encode_failure(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Fail
     """
     return worker_pb2.Failure(
         reason=error.reason,
-        message=_travelling(error.message, MAX_MESSAGE),
-        field=_travelling(rebase(error.field, first_item), MAX_FIELD),
+        message=_to_wire_text(error.message, MAX_MESSAGE),
+        field=_to_wire_text(rebase(error.field, first_item), MAX_FIELD),
         retry_after_seconds=error.retry_after,
     )
 
 
-def _travelling(text: str, most: int) -> str:
+def _to_wire_text(text: str, most: int) -> str:
     """Truncate and escape text for a protobuf string: file names may be invalid Unicode, and errors
     quote foreign text.
     """

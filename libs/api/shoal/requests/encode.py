@@ -73,7 +73,7 @@ _SPARSE_BYTES = 1024
 
 
 class EncodePlan(ItemPlan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
-    """Raises InvalidInput for arguments that no request can hold."""
+    """A call of `encode`. Raises InvalidInput for arguments that no request can hold."""
 
     method, stream, name = ENCODE, ENCODE_STREAM, "items"
 

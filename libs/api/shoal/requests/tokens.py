@@ -26,7 +26,7 @@ byte, not 12.
 
 
 class TokenizePlan(RequestPlan[pb.TokenizeRequest, pb.TokenizeResponse, TokenizeResult]):
-    """Raises InvalidInput for arguments that no request can hold."""
+    """A call of `tokenize`. Raises InvalidInput for arguments that no request can hold."""
 
     method, name = TOKENIZE, "texts"
 
@@ -81,7 +81,9 @@ class TokenizePlan(RequestPlan[pb.TokenizeRequest, pb.TokenizeResponse, Tokenize
 
 
 class DetokenizePlan(RequestPlan[pb.DetokenizeRequest, pb.DetokenizeResponse, DetokenizeResult]):
-    """Raises InvalidInput for arguments that no request can hold."""
+    """The plan of a call of `detokenize`. Raises InvalidInput for arguments that no request can
+    hold.
+    """
 
     method, name = DETOKENIZE, "sequences"
 

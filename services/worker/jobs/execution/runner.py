@@ -101,7 +101,7 @@ class Outcomes(Protocol):
     """Receives the outcome of each job from the device thread. Its methods must not block."""
 
     def finished(self, jobs: list[HeldJob], *, is_idle: bool) -> None:
-        """`is_idle`: the device thread has no further batch to run."""
+        """Receive finished jobs. `is_idle`: the device thread has no further batch to run."""
 
     def failed(self, job: HeldJob, error: ShoalError) -> None: ...
 

@@ -221,7 +221,7 @@ def ocr(
 
 
 def _schema(path: Path | None) -> str | None:
-    """Raises BadParameter."""
+    """Return the JSON Schema in a file, None without a file. Raises BadParameter."""
     if path is None:
         return None
     try:
@@ -247,7 +247,7 @@ def _template_values(asked: Sequence[str] | None) -> dict[str, str | float | boo
 
 
 def _region(asked: str) -> tuple[float, float, float, float] | None:
-    """Raises BadParameter."""
+    """Return the four numbers of a region, None for an empty text. Raises BadParameter."""
     if not asked:
         return None
     try:
