@@ -673,8 +673,8 @@ def _is_going(worker: WorkerRecord, now_ms: int) -> bool:
 
 
 def _is_old(record: WorkerModelRecord, elapsed: float) -> bool:
-    """Return whether the copy was loaded long enough ago to be evicted. `elapsed`: seconds since the
-    record was reported.
+    """Return whether the copy was loaded long enough ago to be evicted. `elapsed`: seconds since
+    the record was reported.
     """
     resident = record.resident_seconds + elapsed
     return resident >= max(KEPT_SECONDS, LOADS_KEPT * record.load_seconds)

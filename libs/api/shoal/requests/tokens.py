@@ -81,9 +81,7 @@ class TokenizePlan(RequestPlan[pb.TokenizeRequest, pb.TokenizeResponse, Tokenize
 
 
 class DetokenizePlan(RequestPlan[pb.DetokenizeRequest, pb.DetokenizeResponse, DetokenizeResult]):
-    """The plan of a call of `detokenize`. Raises InvalidInput for arguments that no request can
-    hold.
-    """
+    """A call of `detokenize`. Raises InvalidInput for arguments that no request can hold."""
 
     method, name = DETOKENIZE, "sequences"
 
