@@ -154,7 +154,11 @@ class _Process:
     def ask(
         self, about: dict[str, object], payload: bytes = b"", *, most: int = 0
     ) -> tuple[dict[str, object], bytearray]:
-        """`most`: bytes of the answer's payload. Raises _Lost."""
+        """Send a request and return its answer. Raises _Lost.
+
+        Args:
+            most: Maximum bytes of the answer's payload.
+        """
         until = time.monotonic() + self._seconds
         asked = json.dumps(about).encode()
         try:

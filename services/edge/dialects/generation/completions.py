@@ -199,7 +199,7 @@ def _logprobs(result: pb.Extraction) -> dict[str, Any] | None:
 
 
 def _to_answer(head: dict[str, Any], reply: pb.ExtractResponse, count: int) -> Answer:
-    """`count`: The answers of each prompt."""
+    """Return the answer. `count`: The answers of each prompt."""
     choices = [
         {
             "index": index,

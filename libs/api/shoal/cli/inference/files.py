@@ -164,7 +164,7 @@ def _read(source: Path, read: Callable[[], Iterable[TextRecord]]) -> list[TextRe
 
 
 def _lines(source: Path, selection: Selection, field: str | None) -> Iterator[TextRecord]:
-    """`field`: that of the lines of JSON; None where a line is a text."""
+    """Yield the records of lines. `field`: the field of JSON lines; None if a line is a text."""
     if str(source) == "-":
         yield from _numbered(sys.stdin.buffer, "stdin", selection, field)
         return
