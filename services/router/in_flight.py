@@ -2,7 +2,8 @@
 
 A request counts from the start of its handler until its answer has been sent. A client that does
 not read therefore holds its answer here until it reads or its connection ends (the server's
-keepalive ends a dead or frozen peer's after 40 s).
+keepalive ends a dead or frozen peer's after 40 s). Answers are larger than requests, and arrive
+after these were admitted, so those that clients have not read have limits of their own.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ class InFlightMemory:
 
     def __init__(self, *, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        # The state: sums over all requests.
+        # The state: sums over all requests, in memory and of answers that clients have not read.
         self.held_bytes = 0
         self._by_tenant: Counter[str] = Counter()
+        self.unread_bytes = 0
+        self._unread_by_tenant: Counter[str] = Counter()
 
     def reserve(self, size: int, tenant: str, rpc: Rpc, parts: int = 0) -> Reservation:
         """Admit a request of `size` bytes with `parts` items. Raises QueueFull, but never while no
@@ -67,9 +70,24 @@ class InFlightMemory:
 
     def count(self, tenant: str, size: int) -> None:
         self.held_bytes += size
-        self._by_tenant[tenant] += size
-        if not self._by_tenant[tenant]:
-            del self._by_tenant[tenant]
+        _add(self._by_tenant, tenant, size)
+
+    def count_unread(self, tenant: str, size: int) -> None:
+        self.unread_bytes += size
+        _add(self._unread_by_tenant, tenant, size)
+
+    def check_unread(self, tenant: str, cost: int) -> None:
+        """Raise QueueFull if an answer that takes `cost` bytes exceeds what may wait for clients,
+        but never for a tenant's only one.
+        """
+        own, total = self._unread_by_tenant.get(tenant, 0), self.unread_bytes
+        share = int(self._limit_bytes * TENANT_SHARE)
+        if own and (own + cost > share or total + cost > self._limit_bytes):
+            raise QueueFull(
+                f"answers that clients of this tenant have not read hold {own:,} bytes at this"
+                f" router, and those of all tenants {total:,}; at most {share:,} and"
+                f" {self._limit_bytes:,} are allowed: read faster, or request fewer items at a time"
+            )
 
 
 class Reservation:
@@ -78,8 +96,9 @@ class Reservation:
     def __init__(self, in_flight: InFlightMemory, tenant: str) -> None:
         self._in_flight = in_flight
         self._tenant = tenant
-        # The state: held bytes, 0 once the call has ended.
+        # The state: held bytes, and those of answers that were not read; 0 once the call has ended.
         self._bytes = 0
+        self._unread = 0
         self._has_ended = False
 
     def take(self, size: int) -> None:
@@ -92,21 +111,45 @@ class Reservation:
         self.take(COPIES * size)
 
     def hold_streamed(self, size: int) -> None:
-        """Count the answer to one of its jobs, to be streamed separately."""
-        self.take(STREAMED_COPIES * size)
+        """Count the answer to one of its jobs, to be streamed separately. Raises QueueFull if
+        clients have not read too much already.
+        """
+        cost = STREAMED_COPIES * size
+        self._in_flight.check_unread(self._tenant, cost)
+        self._take_unread(cost)
+        self.take(cost)
 
     def release_streamed(self, size: int) -> None:
         """Release a streamed answer that has been sent."""
+        self._take_unread(-STREAMED_COPIES * size)
         self.take(-STREAMED_COPIES * size)
 
     def hold_response(self, size: int) -> None:
-        """Reduce the reservation to the answer of `size` bytes that is being sent."""
-        self.take(EMPTY_REQUEST_BYTES + size - self._bytes)
+        """Reduce the reservation to the answer of `size` bytes that is being sent. Raises QueueFull
+        if clients have not read too much already; the answer is not sent then.
+        """
+        self.take(EMPTY_REQUEST_BYTES - self._bytes)
+        self._in_flight.check_unread(self._tenant, size)
+        self._take_unread(size)
+        self.take(size)
 
     def release(self, context: Rpc) -> None:
         """Release everything: the call has ended."""
+        self._take_unread(-self._unread)
         self.take(-self._bytes)
         self._has_ended = True
+
+    def _take_unread(self, size: int) -> None:
+        if not self._has_ended:
+            self._unread += size
+            self._in_flight.count_unread(self._tenant, size)
+
+
+def _add(counter: Counter[str], tenant: str, size: int) -> None:
+    """Add to the sum of one tenant, which is not kept if it is 0."""
+    counter[tenant] += size
+    if not counter[tenant]:
+        del counter[tenant]
 
 
 class DividedAnswers:

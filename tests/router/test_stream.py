@@ -371,6 +371,43 @@ async def test_slow_reader_holds_only_unread_messages(
     assert len(set(seen)) > 4, "it is given back as it is read"
 
 
+async def end_of(call: Call) -> str:
+    """Read a stream to its end. Return the error that it ends with, or nothing."""
+    with suppress(grpc.aio.AioRpcError):
+        while isinstance(await call.read(), pb.EncodeResponse):
+            pass
+    return str(await call.details())
+
+
+async def test_answers_that_are_not_read_end_the_streams_beyond_a_limit(
+    redis_url: str, flights: list[InFlightMemory]
+) -> None:
+    """Two streams of 32 MB, held three times, exceed a tenant's 64 MiB, whatever gRPC's windows
+    take. Another tenant is answered beside them.
+    """
+    limit = 128 << 20
+    async with (
+        meshed(redis_url, in_flight_bytes=limit) as (client, worker),
+        plain_stub(client.address) as stub,
+    ):
+        worker.answer = lambda job: worker_pb2.JobResult(encode=wide_answer(job.encode, 20_000))
+        calls = [
+            stub.EncodeStream(numbered(400, letters=1000 + number), timeout=300)
+            for number in range(2)
+        ]
+
+        async def all_ended() -> bool:
+            lane = await client.lane()
+            return lane.done_jobs + lane.cancelled_jobs == lane.enqueued_jobs > 2
+
+        await until(all_ended, "all jobs to be done or cancelled", 120.0)
+        assert limit / 4 < flights[0].unread_bytes <= limit / 2
+        await stub.Encode(numbered(1), timeout=120, metadata=(("x-shoal-tenant", "other"),))
+        ends = [await end_of(call) for call in calls]
+        assert any("have not read" in end for end in ends), ends
+        await until(lambda: flights[0].unread_bytes == 0, "nothing to wait for clients")
+
+
 async def test_disconnect_during_write_is_not_our_error(
     redis_url: str, flights: list[InFlightMemory], caplog: pytest.LogCaptureFixture
 ) -> None:

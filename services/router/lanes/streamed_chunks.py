@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import worker_pb2
 
-from libs.errors import InternalError
+from libs.errors import InternalError, QueueFull
 from services.router.lanes import codec
 from services.router.lanes.chunks import rows_from
 from services.router.lanes.dispatch import JobAnswer
@@ -49,7 +49,8 @@ class StreamedChunks:
     """The chunks of one request.
 
     Args:
-        hold: Counts a part of this size as held. The caller releases it once it was sent.
+        hold: Counts a part of this size as held, or raises QueueFull. The caller releases it once
+            it was sent.
         release: Releases a part of this size that is not sent.
     """
 
@@ -81,9 +82,12 @@ class StreamedChunks:
             chunks = rows_from(chunks, known.chunks - part.offset)
         except InternalError:
             return  # the answer is checked too, and fails the request
+        try:
+            self._hold(size)
+        except QueueFull:
+            return  # the answer has these chunks too, and is refused if nothing is read until then
         known.chunks = end
         self._bytes += size
-        self._hold(size)
         found = ChunkPart(chunks, size)
         if job == self._current:
             self._ready.append(found)
