@@ -1,8 +1,9 @@
 """`python -m tools.prose [--count] [PATH ...]`: check names and sentences against the style rules.
 
 This is part of `make check`. It reads comments, docstrings and messages of Python files, comments
-of JavaScript, Lua, proto and YAML files, and the sentences of Markdown pages, not their tables and headings. In
-tests, string literals are data and are not read. Code in backticks and fenced blocks is skipped.
+of JavaScript, Lua, proto and YAML files, and the sentences of Markdown pages, not their tables and
+headings. In tests, string literals are data and are not read. Code in backticks and fenced blocks
+is skipped.
 
 A line that must keep such a word (a quotation, a third party's text) is listed in `_ALLOWED`.
 """
