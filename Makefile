@@ -6,10 +6,13 @@ BIN := $(VENV)/bin
 BRANCH = $(shell git rev-parse -q --verify main || git rev-parse -q --verify origin/main || git rev-parse HEAD)..HEAD
 # More than the cores: tests of whole meshes spend a third of their time waiting.
 TEST_PROCESSES ?= 3
+# Files with tests marked `alone`: to import all others takes half a minute.
+ALONE = $(shell grep -rlF --include='test_*.py' mark.alone tests)
 # Left out, because they take minutes: terraform-check and telemetry-check.
 WITHOUT := --ignore tests/terraform/test_terraform.py --ignore tests/telemetry/test_prometheus.py
 SEED ?= 0
 MINUTES ?= 1
+RECORD ?= .cache/chaos.jsonl
 TORCH := $(shell grep "^torch==" constraints.txt)
 PROTOS := $(wildcard protos/shoal/v1/*.proto)
 PROTOC_VENV := .cache/protoc-venv
@@ -30,7 +33,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUIET := PYTHONWARNINGS=ignore::UserWarning
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo example test test-busy kernels-check chaos images-check wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery simulate-mesh bench-soak bench-swap bench-telemetry bench-router bench-peers interop gpu fuzz properties clean bench-edge docs reference eval-published edge-fuzz edge-idle console-check integrations
+.PHONY: help native telemetry-check dashboards chart demo example test test-busy kernels-check chaos chaos-all images-check wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery simulate-mesh bench-soak bench-swap bench-telemetry bench-router bench-peers interop gpu fuzz properties clean bench-edge docs reference eval-published edge-fuzz edge-idle console-check integrations
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -50,7 +53,7 @@ test: $(VENV)/.dev native k8s-tools ## Run the tests (real redis-server, real gR
 	  case $$code in 0) ran=1;; 2) exit 2;; 5) ;; *) failed=1;; esac; \
 	}; \
 	run -m "not alone" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder; \
-	run -m alone; \
+	run -m alone $(if $(ARGS),,$(ALONE)); \
 	[ $$failed = 0 ] && [ $$ran = 1 ]
 
 test-busy: ## Run the tests while BUSY (2) other processes take all cores
@@ -66,6 +69,11 @@ kernels-check: $(VENV)/.dev ## Compile the Triton kernels for all supported GPUs
 
 chaos: $(VENV)/.dev native ## Kill, freeze, cut off and fill a whole mesh under traffic: make chaos SEED=7 MINUTES=5; on a Redis Cluster: ARGS='--redis cluster'
 	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) $(ARGS)
+
+chaos-all: $(VENV)/.dev native ## Run chaos with a single Redis, Sentinels and a cluster in turn, MINUTES each; print the sum of all such runs in RECORD
+	@for servers in single sentinel cluster; do \
+		$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) --redis $$servers --record $(RECORD) $(ARGS) || failed=1; \
+	done; $(BIN)/python -m tests.chaos.totals $(RECORD); exit $${failed:-0}
 
 check: $(VENV)/.dev $(PROTOC_VENV)/.done ## Check lint, types, protos, import rules, generated code and dependencies
 	@$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),-O) check-types check-dependencies check-lint check-protos

@@ -1,7 +1,7 @@
 """Settings of all tests: torch takes one thread, because a test's forward pass shares the machine
 with the mesh under test; without a GPU the Triton kernels run in Triton's interpreter, which must
 be set before Triton is imported; slow files run first, so that no process is left alone with one of
-them.
+them; files that share a mesh run in one process.
 """
 
 import ctypes
@@ -16,6 +16,8 @@ import torch
 from hypothesis import settings
 from redis.asyncio import Redis
 from shoal.transport import trust
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from libs.queue import connect
 from libs.queue.connection.acl import ROUTER
@@ -29,10 +31,25 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     gc.disable()
 
 LONG = (
-    "test_chaos.py", "test_keda_processes.py", "test_minilm.py", "test_zipf.py", "test_rolling.py",
-    "test_fifty.py", "test_life.py",
-    "test_families.py", "test_scheduler.py", "test_decoders.py", "test_lora.py", "test_failover.py",
-    "test_sentinel.py",
+    "test_compiling.py", "test_chaos.py", "test_sentinels.py", "test_families.py", "test_fifty.py",
+    "test_minilm.py", "test_conversations.py", "test_local.py", "test_examples.py",
+    "test_embedding_ids.py", "test_zipf.py", "test_writing.py", "test_streamed_chunks.py",
+    "test_reading_along.py", "test_hostile.py", "test_chat.py", "test_cluster.py", "test_chunks.py",
+    "test_rolling.py", "test_cutting.py", "test_cli.py", "test_graphs.py", "test_steps.py",
+    "test_wheels.py", "test_convert.py", "test_kind.py", "test_corpus.py", "test_paged_triton.py",
+    "test_torch.py", "test_pages.py", "test_failover.py", "test_submitted_jobs.py",
+    "test_keda_processes.py", "test_life.py", "test_scheduler.py", "test_decoders.py",
+    "test_lora.py", "test_sentinel.py", "test_limits.py",
+)  # fmt: skip
+
+# Files that use the checkpoints and the mesh of tests/mesh/conftest.py, which take 20 s to make.
+SHARED_MESH = frozenset(
+    f"tests/mesh/test_{name}.py"
+    for name in (
+        "bad_input", "chunks", "documents", "edge", "evaluation", "example_models", "families",
+        "fifty", "forms", "heads", "images", "labels", "life", "minilm", "regions", "sparse",
+        "store", "tokens", "tools", "v_splade", "vision_language", "windows",
+    )
 )  # fmt: skip
 
 # The examples of a commit are the same each time; `make properties` tries others (docs/fuzzing.md).
@@ -75,6 +92,19 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+class _FilesAndMeshes(LoadFileScheduling):  # type: ignore[misc]
+    """Run the tests of a file in one process, and so those of all files that share a mesh."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "tests/mesh" if file in SHARED_MESH else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """`--dist loadfile` with less to make twice."""
+    return _FilesAndMeshes(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(trylast=True)

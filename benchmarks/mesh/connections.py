@@ -9,7 +9,11 @@ gRPC, in seconds of CPU:
 
 - idle: of Redis and of a router, for each second of a router without requests
 - single: a text that is enqueued at one router, pulled and answered at another
-- bell: the cost that notifying all routers adds to a single, and each router's part of it
+- wakeup: the cost that notifying the routers that found the lane empty adds to a single, and each
+  router's part of it
+
+From these it derives how many singles and tokens per second (of texts of 128 tokens, one in each
+request) a mesh can serve before its busiest master uses 70 % of a core.
 
 `--masters` measures singles of two routers on a Redis Cluster with these numbers of masters.
 """
@@ -56,6 +60,9 @@ ACTIVE: Final = 8
 """Maximum number of routers with requests; the others are idle."""
 CLUSTER_SLOTS: Final = 64
 REFRESH_SECONDS: Final = 1.0
+BUSY: Final = 0.7
+"""The part of a core that the busiest master may use: above, requests wait for each other."""
+TEXT_TOKENS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,10 @@ class Spent:
 
     def each(self, number: float) -> Spent:
         return Spent(tuple(one / number for one in self.redis), self.own / number)
+
+    def without(self, other: Spent, times: float) -> Spent:
+        redis = zip(self.redis, other.redis, strict=True)
+        return Spent(tuple(a - b * times for a, b in redis), self.own - other.own * times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +93,24 @@ class ConnectionCosts:
     idle: Spent
     """Costs of each router and second."""
     single: Spent
-    bell: Spent
-    """Additional costs of a single of which all routers are notified."""
+    wakeup: Spent
+    """Additional costs of a single of which other routers are notified."""
 
     def cores(self, singles: float) -> float:
-        """Return the cores of Redis for this rate of singles, each notified to all routers."""
+        """Return the cores of Redis for this rate of singles, each notified to other routers."""
         idle = sum(self.idle.redis) * self.routers
-        return idle + singles * (sum(self.single.redis) + sum(self.bell.redis))
+        return idle + singles * (sum(self.single.redis) + sum(self.wakeup.redis))
+
+    def singles(self, load: float) -> float:
+        """Return the rate of singles, each notified to other routers, at which the busiest master
+        uses this part of a core.
+        """
+        return min(
+            (load - idle * self.routers) / (single + max(0.0, wakeup))
+            for idle, single, wakeup in zip(
+                self.idle.redis, self.single.redis, self.wakeup.redis, strict=True
+            )
+        )
 
 
 class IdleRouter:
@@ -98,7 +120,7 @@ class IdleRouter:
         self.redis = connect(url, slots=slots)
         self.lanes = Lanes(self.redis, router_id=name, dead_result=b"", slots=slots)
         self._view = RouterView(Fleet(self.redis))
-        self.refreshes = 0
+        self.refreshes = self.wakeups = 0
         self.answers: dict[str, asyncio.Future[bytes]] = {}
         self._is_listening = asyncio.Event()
 
@@ -132,6 +154,8 @@ class IdleRouter:
         async for wakeup in self.lanes.wakeups():
             if wakeup is None:
                 self._is_listening.set()
+            else:
+                self.wakeups += 1
 
     async def _stream(self) -> None:
         async for _ in self.lanes.streamed_texts():
@@ -154,18 +178,23 @@ class ConnectedRouters:
 
     async def idle(self, seconds: float) -> Spent:
         """Return the cost of a router in a second in which it reads the mesh once."""
-        begin = sum(router.refreshes for router in self.routers)
+        begin = self._refreshes()
         spent = await self._spent(asyncio.sleep(seconds))
-        return spent.each(sum(router.refreshes for router in self.routers) - begin)
+        return spent.each(self._refreshes() - begin)
 
-    async def singles(self, number: int, *, notify: bool) -> Spent:
+    def _refreshes(self) -> int:
+        return sum(router.refreshes for router in self.routers)
+
+    async def singles(self, number: int, idle: Spent, *, notify: bool) -> Spent:
+        """Return the cost of a single, without that of the routers' seconds in that time."""
+
         async def call(share: int) -> None:
             for _ in range(share):
                 await self._single(notify=notify)
 
-        return (
-            await self._spent(asyncio.gather(*(call(number // CALLERS) for _ in range(CALLERS))))
-        ).each(number // CALLERS * CALLERS)
+        share, begin = number // CALLERS, self._refreshes()
+        spent = await self._spent(asyncio.gather(*(call(share) for _ in range(CALLERS))))
+        return spent.without(idle, self._refreshes() - begin).each(share * CALLERS)
 
     async def _single(self, *, notify: bool) -> None:
         number = next(self._numbers)
@@ -214,14 +243,11 @@ async def measure(
         masters = list_masters(made[0].redis)
         after = await _clients(made[0].redis)
         mesh = ConnectedRouters(made)
-        await mesh.singles(singles // 10, notify=True)
         idle = await mesh.idle(seconds)
-        single = await mesh.singles(singles, notify=False)
-        notified = await mesh.singles(singles, notify=True)
-        bell = Spent(
-            tuple(b - a for a, b in zip(single.redis, notified.redis, strict=True)),
-            (notified.own - single.own) / routers,
-        )
+        await mesh.singles(singles // 10, idle, notify=True)
+        single = await mesh.singles(singles, idle, notify=False)
+        wakeup = (await mesh.singles(singles, idle, notify=True)).without(single, 1)
+        wakeup = Spent(wakeup.redis, wakeup.own / routers)
         return ConnectionCosts(
             routers,
             len(masters),
@@ -229,7 +255,7 @@ async def measure(
             after[1] - before[1],
             idle,
             single,
-            bell,
+            wakeup,
         )
 
 
@@ -283,8 +309,10 @@ def _table(title: str, results: Sequence[ConnectionCosts]) -> Table:
         "idle: Redis / router",
         "single: Redis / rest",
         "of each master",
-        "bell: Redis / each router",
+        "wakeup: Redis / each router",
         "cores of Redis, 1,000 singles/s",
+        "singles/s of a mesh",
+        "tokens/s of a mesh",
     ):
         table.add_column(name, justify="right")
     for one in results:
@@ -296,8 +324,10 @@ def _table(title: str, results: Sequence[ConnectionCosts]) -> Table:
             f"{_micros(one.idle)} µs",
             f"{_micros(one.single)} µs",
             " ".join(f"{seconds * 1e6:,.0f}" for seconds in one.single.redis),
-            f"{_micros(one.bell)} µs",
+            f"{_micros(one.wakeup)} µs",
             f"{one.cores(1000):.2f}",
+            f"{one.singles(BUSY):,.0f}",
+            f"{one.singles(BUSY) * TEXT_TOKENS:,.0f}",
         )
     return table
 
@@ -318,7 +348,7 @@ def main() -> None:
         _single_redis(wanted.routers or (2, 10, 100, 300), wanted.seconds, wanted.singles)
     )
     clusters = _clusters(wanted.masters or (1, 2, 3), wanted.seconds, wanted.singles)
-    console = Console(width=180)
+    console = Console(width=220)
     console.print(f"{platform.machine()}, Python {platform.python_version()}")
     console.print(_table("routers on one Redis", single))
     console.print(_table("two routers on a Redis Cluster", clusters))

@@ -24,7 +24,7 @@ from libs.errors import ShoalError
 from libs.models import EncodeResult
 from libs.models.interface.results import StoredArray
 from libs.versions import WIRE_VERSION
-from services.worker.mesh import codec
+from services.worker.mesh import codec, job_codec
 from services.worker.mesh.codec import Timings
 from services.worker.mesh.link import Link, WorkerIdentity
 from services.worker.presence import PresenceStream
@@ -141,7 +141,7 @@ class Stub:
     async def _complete(self, pulled: worker_pb2.PullResponse) -> None:
         """Complete the whole batch in one call, as a worker does when its jobs end together."""
         jobs = [
-            worker_pb2.CompletedJob(job_id=codec.read_job(job).job_id, result=self._answer)
+            worker_pb2.CompletedJob(job_id=job_codec.read_job(job).job_id, result=self._answer)
             for job in pulled.jobs
         ]
         request = worker_pb2.CompleteRequest(

@@ -25,6 +25,7 @@ MAX_SLOTS: Final = 1024
 connection a slot.
 """
 WAKEUP_CHANNEL = "v1:wakeup"
+"""The channel of all routers and schedulers; with `:<router>`, that of one router."""
 STREAMED_CHANNEL = "v1:streamed"
 """Prefix of the channels, one for each router, that carry generated text for its streaming
 clients.
@@ -48,6 +49,7 @@ KEYS = (
     "holders",
     # HASH: job id -> tenant, of interactive jobs; a hint that lets a pull pick jobs by tenant
     "tenant_of",
+    "watchers",  # ZSET: routers that found the lane empty and must learn of its next jobs, by time
 )
 """The keys of one lane, by their names in its scripts (`lua/`), with their types."""
 FLEET_KEYS: Final = (
@@ -191,6 +193,7 @@ class RedisKeys:
             *(f"v1:{{{slot}}}:{part}" for part in shared),
             f"{prefix}hold",
             f"{prefix}tenant_of",
+            f"{prefix}watch",
         )
 
     def indexes(self) -> list[str]:

@@ -65,6 +65,14 @@ class _Attempts(TypedDict):
     """The answer to such a job."""
 
 
+class _Wakeup(TypedDict):
+    """Rules for notifying of enqueued jobs. Arguments of a script."""
+
+    channel: str
+    notify: bool
+    everywhere: bool
+
+
 class Lanes:
     """The queue, as the router `router_id` uses it. Every method raises NoCapacity while Redis is
     away.
@@ -142,7 +150,13 @@ class Lanes:
         return self.clock.now_ms()
 
     async def enqueue(
-        self, lane: LaneKey, groups: Sequence[Sequence[QueuedJob]], *, max_tokens: int, notify: bool
+        self,
+        lane: LaneKey,
+        groups: Sequence[Sequence[QueuedJob]],
+        *,
+        max_tokens: int,
+        notify: bool,
+        everywhere: bool = False,
     ) -> list[bool]:
         """Enqueue each group (the jobs of one request) whole, or not at all if the lane would then
         hold more than `max_tokens`.
@@ -153,29 +167,33 @@ class Lanes:
         queued: it is safe to enqueue them again, and to cancel them.
 
         Args:
-            notify: Wake other routers' waiting pulls.
+            notify: Notify the other routers that found the lane empty and may have waiting pulls;
+                all routers and schedulers if none did.
+            everywhere: Notify all routers and schedulers if the lane was empty, because its model
+                may have to be loaded.
         """
+        wakeup = _Wakeup(channel=WAKEUP_CHANNEL, notify=notify, everywhere=everywhere)
         admitted = [False] * len(groups)
         for call in batched(groups):
             answers = await self._enqueue(
-                lane, [(groups[index], 0) for index in call], max_tokens, notify
+                lane, [(groups[index], 0) for index in call], max_tokens, wakeup
             )
             for index, answer in zip(call, answers, strict=True):
                 admitted[index] = answer
         for index, group in enumerate(groups):
             if is_large(group):
-                admitted[index] = await self._enqueue_large(lane, group, max_tokens, notify)
+                admitted[index] = await self._enqueue_large(lane, group, max_tokens, wakeup)
         return admitted
 
     async def _enqueue_large(
-        self, lane: LaneKey, group: Sequence[QueuedJob], max_tokens: int, notify: bool
+        self, lane: LaneKey, group: Sequence[QueuedJob], max_tokens: int, wakeup: _Wakeup
     ) -> bool:
         first, *others = split_jobs(group)
         later_tokens = sum(job.tokens for chunk in others for job in chunk)
-        if not (await self._enqueue(lane, [(first, later_tokens)], max_tokens, notify))[0]:
+        if not (await self._enqueue(lane, [(first, later_tokens)], max_tokens, wakeup))[0]:
             return False
         for chunk in others:
-            await self._enqueue(lane, [(chunk, 0)], -1, notify)
+            await self._enqueue(lane, [(chunk, 0)], -1, wakeup)
         return True
 
     async def _enqueue(
@@ -183,7 +201,7 @@ class Lanes:
         lane: LaneKey,
         groups: Sequence[tuple[Sequence[QueuedJob], int]],
         max_tokens: int,
-        notify: bool,
+        wakeup: _Wakeup,
     ) -> list[bool]:
         arguments: list[str | bytes | int | float] = []
         for jobs, later_tokens in groups:
@@ -203,8 +221,7 @@ class Lanes:
             self._clients[slot],
             keys,
             lane=lane.name,
-            channel=WAKEUP_CHANNEL,
-            notify=notify,
+            **wakeup,
             router_id=self._router_id,
             now_ms=self.clock.argument(),
             max_tokens=max_tokens,
@@ -234,7 +251,7 @@ class Lanes:
             worker_id: The worker that may answer and renew, and that `cancel` notifies.
             batch_id: Names the lease; empty: a new name. If the lane has already leased a batch of
                 that name to this worker, that batch is returned again.
-            notify: Wake other routers' waiting pulls if jobs are left.
+            notify: Notify the other routers that found the lane empty if jobs are left.
             exclude_tenants: Lease only interactive jobs of other tenants, among the first 128. Idle
                 does not mean then that the lane is empty.
         """
@@ -247,6 +264,7 @@ class Lanes:
                 lane=lane.name,
                 channel=WAKEUP_CHANNEL,
                 notify=notify,
+                router_id=self._router_id,
                 batch_id=batch_id,
                 worker_id=worker_id,
                 now_ms=self.clock.argument(),
@@ -438,7 +456,8 @@ class Lanes:
         The first value is None: notifications may have been missed. Ends only by NoCapacity, when
         the connection is lost; call again.
         """
-        async for message in self._channels.messages(WAKEUP_CHANNEL):
+        own = f"{WAKEUP_CHANNEL}:{self._router_id}"
+        async for message in self._channels.messages(WAKEUP_CHANNEL, own):
             yield None if message is None else parse_wakeup(message.decode())
 
     @property

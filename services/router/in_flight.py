@@ -3,7 +3,7 @@
 A request counts from the start of its handler until its answer has been sent. A client that does
 not read therefore holds its answer here until it reads or its connection ends (the server's
 keepalive ends a dead or frozen peer's after 40 s). Answers are larger than requests, and arrive
-after these were admitted, so those that clients have not read have limits of their own.
+after these were admitted, so there are limits for those that clients have not read.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -58,6 +59,10 @@ def main(
     strict: Annotated[
         bool, typer.Option("--strict", help="A recovery above its limit fails the run, too")
     ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Append the report as a line of JSON (`python -m tests.chaos.totals`)"),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="The report as JSON on standard output")
     ] = False,
@@ -84,6 +89,9 @@ def main(
         found = asyncio.run(_interruptible(settings, _watcher(bar, settings)))
         bar.stop()
         report.show(found, console)
+        if record is not None:
+            with record.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(found.to_json()) + "\n")
         if as_json:
             json.dump(found.to_json(), sys.stdout)
         sys.exit(0 if found.is_clean and (found.is_in_time or not strict) else 1)

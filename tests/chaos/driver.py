@@ -377,6 +377,7 @@ def _report(
     milliseconds = [1000 * one for one in tally.seconds]
     return Report(
         seed=settings.seed,
+        servers=settings.servers,
         seconds=seconds,
         requests=tally.sent,
         answered=tally.answered,

@@ -192,7 +192,9 @@ class Observer:
         lanes = await self.snapshots()
         left = [problem for lane in lanes for problem in (*lane.problems(), *lane.remains())]
         parts = {
-            name: set(self._keys_of(name).values()) - {self._keys_of(name)["meta"]}
+            name: {
+                key for part, key in self._keys_of(name).items() if part not in ("meta", "watchers")
+            }
             for name in (lane.name for lane in lanes)
         }
         kept = {

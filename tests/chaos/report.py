@@ -30,6 +30,8 @@ class Recovery:
     longest: float | None
     longest_of_all: float
     limit: float | None
+    alone_seconds: Sequence[float]
+    """The recoveries of the faults that no other one overlapped."""
 
     @property
     def is_in_time(self) -> bool:
@@ -46,6 +48,8 @@ class Report:
     """
 
     seed: int
+    servers: str
+    """The kind of Redis: `single`, `sentinel` or `cluster`."""
     seconds: float
     requests: int
     answered: int
@@ -167,6 +171,7 @@ def _recovery(kind: str, of_kind: Sequence[Fault], faults: Sequence[Fault]) -> R
         max(alone) if alone else None,
         max(fault.recovery() for fault in of_kind),
         allowed,
+        alone,
     )
 
 

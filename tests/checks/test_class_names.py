@@ -11,10 +11,8 @@ FOLDERS = ("libs", "services", "tools", "benchmarks")
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 SHARED = {
     "the same message on both sides of the wire: the client's, and the models' or the worker's": {
-        "Chunking", "Chunks", "Classification", "DetokenizeResult", "EncodeResult", "Entity",
-        "ExtractResult", "Extraction", "LabelScore", "PageText", "Region", "Relation", "Schema",
-        "SchemaClassification", "SchemaField", "SchemaLabel", "SchemaStructure", "ScoreResult",
-        "Span", "Structure", "Timings", "TokenLogprob", "TokenizeResult", "ToolCall", "Value",
+        "Chunking", "Chunks", "DetokenizeResult", "EncodeResult", "ExtractResult", "ScoreResult",
+        "Timings", "TokenizeResult",
     },
     "a model as the mesh reports it, and the loaded model that a worker runs": {"Model"},
     "the configuration of a service, one class for each": {"Settings"},

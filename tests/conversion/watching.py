@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,9 @@ class Watch:
                 return
             self.anonymous = max(self.anonymous, int(found["RssAnon"]) << 10)
             self.resident = max(self.resident, int(found["VmHWM"]) << 10)
+            # Without a pause the thread takes a core, and the child has less of one. No tensor that
+            # counts is allocated and freed within it, and VmHWM keeps its maximum.
+            time.sleep(0.001)
 
 
 def watch_children(monkeypatch: pytest.MonkeyPatch) -> list[Watch]:

@@ -46,6 +46,7 @@ from services.scheduler.planning import placement
 from services.scheduler.simulate.trace import read_trace
 from services.scheduler.view import MeshSnapshot
 from services.worker.mesh import codec as worker_codec
+from services.worker.mesh import job_codec
 from tests.fuzz import messages, mutate
 from tests.fuzz.target import Broken, Random, Target, Try, plain
 
@@ -229,11 +230,11 @@ def _make_job(random: Random, known: Sequence[bytes]) -> bytes:
 
 def _try_job(data: bytes) -> None:
     try:
-        job = worker_codec.read_job(data)
+        job = job_codec.read_job(data)
     except DecodeError:
         return
     try:
-        worker_codec.to_work(job)
+        job_codec.to_work(job)
     except ShoalError as refused:
         worker_codec.failed(refused, first_item=job.first_item)
 

@@ -118,28 +118,28 @@ def test_answers_are_valid_alone_and_among_others(model: GenerativeModel) -> Non
     for each, own in zip(works, among, strict=True):
         assert answers(model, [each]) == [own]
         if each.json_schema:
-            assert own.finish == "stop"
+            assert own.finish_reason == "stop"
             jsonschema.validate(
                 json.loads(own.text),
                 json.loads(each.json_schema),
                 format_checker=jsonschema.FormatChecker(),
             )
-            assert own.json == json.loads(own.text)
+            assert own.form == json.loads(own.text)
         else:
-            assert own.json is None
+            assert own.form is None
     assert (model.writing, model.claimed_bytes) == (0, 0)
 
 
 def test_beams_are_held_to_it(tmp_path: Path) -> None:
     works = [work(name, schema) for name, schema in SCHEMAS.items()]
     for each, own in zip(works, answers(loaded(tmp_path, num_beams=3), works), strict=True):
-        assert own.finish == "stop"
+        assert own.finish_reason == "stop"
         jsonschema.validate(json.loads(own.text), json.loads(each.json_schema))
 
 
 def test_long_answer_is_cut_off(model: GenerativeModel) -> None:
     (own,) = answers(model, [work("a text", ENDLESS, 30)])
-    assert (own.finish, own.json) == ("length", None)
+    assert (own.finish_reason, own.form) == ("length", None)
     assert own.text.startswith('{"text": "')
 
 

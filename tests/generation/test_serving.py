@@ -90,7 +90,7 @@ def test_texts_are_those_of_transformers(name: str, instruction: str, tmp_path: 
         assert result.items[0].text == reference(
             theirs, tmp_path, text, work.max_tokens, instruction
         )
-        assert (result.items[0].finish, result.output_tokens) == ("length", work.max_tokens)
+        assert (result.items[0].finish_reason, result.output_tokens) == ("length", work.max_tokens)
     assert (model.writing, model.claimed_bytes) == (0, 0)
 
 

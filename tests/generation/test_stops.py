@@ -69,7 +69,7 @@ def test_every_piece_of_an_answer_ends_it_when_it_is_a_stop_string(
                 model, TextWork(TEXTS[:1], max_tokens=40, stops=("never there", stop))
             )
             wanted = whole[: whole.index(stop)].strip()
-            assert (result.items[0].text, result.items[0].finish) == (wanted, "stop")
+            assert (result.items[0].text, result.items[0].finish_reason) == (wanted, "stop")
             assert all(wanted.startswith(text) for text in texts)
             assert result.output_tokens <= 40
 
@@ -79,7 +79,7 @@ def test_writing_ends_with_the_token_that_completes_a_stop_string(
 ) -> None:
     _, free = streamed(model, TextWork(TEXTS[:1], max_tokens=40))
     _, result = streamed(model, TextWork(TEXTS[:1], max_tokens=40, stops=(whole[8:12],)))
-    assert (free.items[0].finish, free.output_tokens) == ("length", 40)
+    assert (free.items[0].finish_reason, free.output_tokens) == ("length", 40)
     assert result.output_tokens < 20
 
 
@@ -89,7 +89,7 @@ def test_stop_string_that_is_not_written_changes_nothing(
     texts, result = streamed(
         model, TextWork(TEXTS[:1], max_tokens=40, stops=("\n\nObservation:", whole + "!"))
     )
-    assert (result.items[0].text, result.items[0].finish) == (whole, "length")
+    assert (result.items[0].text, result.items[0].finish_reason) == (whole, "length")
     assert all(whole.startswith(text) for text in texts)
 
 

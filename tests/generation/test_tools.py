@@ -12,12 +12,13 @@ import jsonschema
 import numpy as np
 import pytest
 import transformers
+from shoal.extractions import ToolCall
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models import ExtractResult
 from libs.models.generation.model import GenerativeModel
 from libs.models.generation.tools import HERMES, LLAMA, tool_form
-from libs.models.interface.work import Sampling, TextWork, ToolCall, Turn, never_cancelled
+from libs.models.interface.work import Sampling, TextWork, Turn, never_cancelled
 from tests.generation.chat_templates import HERMES_TOOLS, LLAMA_TOOLS
 from tests.generation.served import _edit, write, write_ending
 from tests.generation.test_serving import load, outputs

@@ -88,6 +88,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     use_dense(monkeypatch)
     monkeypatch.setattr(paged, "has_triton", lambda x: True)
     monkeypatch.setattr(paged, "attend_gathered", _never)
+    # The interpreter takes about a millisecond for each program.
+    monkeypatch.setattr(paged_triton, "splits", lambda sequences, kv_heads: 4)
 
 
 def _never(*arguments: object) -> Tensor:
@@ -111,6 +113,15 @@ def test_step_equals_attention_over_gathered_pages(
     """Tests of bfloat16 need a GPU: Triton's interpreter cannot multiply such matrices."""
     case = Case.create(KEYS, heads, kv_heads, dim, dtype, "cpu")
     check(case, window, biased, softcap, 1e-5 if dtype is torch.float32 else 0.004)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="compiled where there is a GPU")
+@pytest.mark.parametrize("count", [8, 16, 32])
+@pytest.mark.usefixtures("interpreted")
+def test_more_splits_than_pages_give_the_same(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_triton, "splits", lambda sequences, kv_heads: count)
+    case = Case.create(KEYS, 6, 2, 20, torch.float32, "cpu")
+    check(case, 33, True, 5.0, 1e-5)
 
 
 def check(

@@ -344,11 +344,11 @@ async def test_client_disconnect_frees_its_memory(models: Path, tmp_path: Path) 
 async def test_killed_worker_is_invisible_to_the_client(models: Path, tmp_path: Path) -> None:
     with Cluster(tmp_path, models=str(models)) as cluster:
         async with edge(cluster.address) as http:
-            alone = (await http.post(CHAT_PATH, body(SUMMARY, 4000))).json["choices"][0]["message"][
+            alone = (await http.post(CHAT_PATH, body(SUMMARY, 1500))).json["choices"][0]["message"][
                 "content"
             ]
             reader, writer = await http.open()
-            data = json.dumps(body(SUMMARY, 4000, stream=True)).encode()
+            data = json.dumps(body(SUMMARY, 1500, stream=True)).encode()
             writer.write(head("POST", CHAT_PATH, {"content-length": str(len(data))}) + data)
             await reader.readuntil(b"\r\n\r\n")
             found = await reader.readexactly(int(await reader.readline(), 16))

@@ -73,16 +73,6 @@ def read_embedding_id(client: shoal.Client, model: str = BASE, **options: Any) -
     return client.encode(model, TEXTS, timeout=120, **options).embedding_id
 
 
-def fresh_id(directory: Path, shelf: Path, **environment: str) -> str:
-    """Return the id that a new mesh gives."""
-    directory.mkdir()
-    with (
-        Cluster(directory, models=str(shelf), environment=environment) as cluster,
-        shoal.Client(cluster.address) as client,
-    ):
-        return read_embedding_id(client)
-
-
 @pytest.fixture(scope="module")
 def plain(client: shoal.Client) -> str:
     return read_embedding_id(client)
@@ -242,29 +232,35 @@ def test_changed_weights_change_the_id_and_are_refused(tmp_path: Path) -> None:
             client.encode(BASE, TEXTS, expect_embedding_id=before.embedding_id)
 
 
-@pytest.mark.parametrize(
-    "card",
-    [
-        "detect: {pooling: cls}",
-        "detect: {normalize: false}",
-        "max_tokens: 32",
-        'prompts: {default: "Text: "}\ndefault_prompt: default',
-    ],
+CARDS_THAT_CHANGE_NUMBERS = (
+    "detect: {pooling: cls}",
+    "detect: {normalize: false}",
+    "max_tokens: 32",
+    'prompts: {default: "Text: "}\ndefault_prompt: default',
 )
-def test_cards_that_change_numbers_change_the_id(
-    shelf: Path, plain: str, tmp_path: Path, card: str
+CARD_THAT_DESCRIBES = "pinned: true\nmemory_bytes: 10000000"
+
+
+def test_only_cards_that_change_numbers_change_the_id(
+    shelf: Path, plain: str, tmp_path: Path
 ) -> None:
-    catalog = tmp_path / "catalog"
+    """One mesh serves the same files under a name for each card."""
+    catalog, cards = tmp_path / "catalog", (*CARDS_THAT_CHANGE_NUMBERS, CARD_THAT_DESCRIBES)
     catalog.mkdir()
-    (catalog / "base.yaml").write_text(f"model: {BASE}\n{card}\n")
-    assert fresh_id(tmp_path / "mesh", shelf, SHOAL_CATALOG=str(catalog)) != plain
-
-
-def test_card_that_only_describes_keeps_the_id(shelf: Path, plain: str, tmp_path: Path) -> None:
-    catalog = tmp_path / "catalog"
-    catalog.mkdir()
-    (catalog / "base.yaml").write_text(f"model: {BASE}\npinned: true\nmemory_bytes: 10000000\n")
-    assert fresh_id(tmp_path / "mesh", shelf, SHOAL_CATALOG=str(catalog)) == plain
+    names = [f"org/card-{number}" for number in range(len(cards))]
+    for number, (name, card) in enumerate(zip(names, cards, strict=True)):
+        (catalog / f"{number}.yaml").write_text(f"model: {name}\n{card}\n")
+    with (
+        Cluster(
+            tmp_path,
+            models=":".join(f"{name}={shelf / BASE}" for name in names),
+            environment={"SHOAL_CATALOG": str(catalog)},
+        ) as cluster,
+        shoal.Client(cluster.address) as client,
+    ):
+        *changed, described = (read_embedding_id(client, name) for name in names)
+    assert len({plain, *changed}) == len(changed) + 1
+    assert described == plain
 
 
 Outcome = str | errors.ShoalError

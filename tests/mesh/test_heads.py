@@ -17,7 +17,6 @@ from sentence_transformers import CrossEncoder
 from shoal import errors
 
 from libs import models
-from libs.models.interface import results
 from tests.mesh.test_families import relative_error
 from tests.parity import (
     boundary_models,
@@ -206,35 +205,12 @@ def test_all_parts_of_a_schema(
         made = boundary_models.make_boundary(tmp_path, {})
     made.directory.rename(checkpoints / "random" / name)
     flat = test_gliner2.ours if name == "gliner2" else test_boundary.ours
-    asked = models.Schema(
-        (models.SchemaLabel("person"), models.SchemaLabel("licence name", "what it is called")),
-        (
-            models.SchemaClassification(
-                "tone",
-                (models.SchemaLabel("calm", "with no haste"), models.SchemaLabel("angry")),
-                True,
-                0.5,
-            ),
-        ),
-        (models.SchemaLabel("runs"),),
-        (
-            models.SchemaStructure(
-                "licence",
-                (
-                    models.SchemaField("name", single=True),
-                    models.SchemaField("kind", single=True, choices=("free", "not free")),
-                    models.SchemaField("rights"),
-                ),
-            ),
-        ),
-        0.3,
-    )
     model = test_gliner2.load(checkpoints / "random" / name)
-    wanted = test_gliner2.run(model, models.StructureWork(gliner2_models.TEXTS, asked))[0]
+    wanted = test_gliner2.run(model, models.StructureWork(gliner2_models.TEXTS, SCHEMA))[0]
     answer = client.extract(f"random/{name}", gliner2_models.TEXTS, SCHEMA)
     kinds = set()
     for one, other in zip(answer, wanted, strict=True):
-        ours, theirs = flat(of_schema(one)), flat(other)
+        ours, theirs = flat(one), flat(other)
         test_gliner2.same(ours, theirs)
         kinds |= {place[0] for place in ours}
         assert all(
@@ -257,33 +233,3 @@ def read_tasks(client: shoal.Client, name: str) -> tuple[str, ...]:
     """Return the tasks in a model's card; none before a worker has reported it."""
     cards = [model.card for model in client.models.list() if model.model == name]
     return cards[0].tasks if cards and cards[0] is not None else ()
-
-
-def of_schema(found: shoal.Extraction) -> results.Extraction:
-    structures = tuple(
-        results.Structure(
-            one.name,
-            tuple(
-                results.Field(
-                    name,
-                    tuple(
-                        results.Value(each.text, each.score, each.start, each.end)
-                        for each in (
-                            value if isinstance(value, tuple) else [] if value is None else [value]
-                        )
-                    ),
-                    isinstance(value, tuple),
-                )
-                for name, value in one.fields.items()
-            ),
-        )
-        for one in found.structures
-    )
-    # The client's classes have the library's fields.
-    found_too: Any = found
-    return results.Extraction(
-        found_too.entities,
-        relations=found_too.relations,
-        classifications=found_too.classifications,
-        structures=structures,
-    )

@@ -63,10 +63,10 @@ def test_float32_equals_transformers(client: shoal.Client, reference: NDArray[np
 
 @pytest.mark.parametrize(("dtype", "least"), [("bfloat16", 0.999), ("int8", 0.99)])
 def test_other_number_formats_are_close_to_transformers(
-    dtype: str, least: float, tmp_path: Path, models: str, reference: NDArray[np.float32]
+    dtype: str, least: float, tmp_path: Path, minilm: Path, reference: NDArray[np.float32]
 ) -> None:
     with (
-        Cluster(tmp_path, models=models, dtype=dtype) as cluster,
+        Cluster(tmp_path, models=f"{MINILM}={minilm}", dtype=dtype) as cluster,
         shoal.Client(cluster.address) as client,
     ):
         dense = client.encode(MINILM, TEXTS, timeout=PATIENCE).dense

@@ -1,5 +1,6 @@
 """EncodeStream of long documents in chunks: first chunks before the last ones are computed, over
-real gRPC, Redis and workers, through one router and through two.
+real gRPC, Redis and workers, through the router that has the worker's stream, through another one,
+and through a single router (`test_killed_workers_chunks_are_sent_once`).
 """
 
 from __future__ import annotations
@@ -46,13 +47,9 @@ def models(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Path:
     return root
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one router", "two routers"])
-def mesh(
-    request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    with Cluster(
-        tmp_path_factory.mktemp("mesh"), models=str(models), routers=request.param
-    ) as cluster:
+@pytest.fixture(scope="module")
+def mesh(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("mesh"), models=str(models), routers=2) as cluster:
         yield cluster
 
 

@@ -35,7 +35,7 @@ CHAT, SUMMARY, FORMS, ENCODER = (
     "random/bert-beside",
 )
 TEXTS = ["the first text", "another one, which is longer than the first", "a third"]
-LONG = shoal.ReadText(max_tokens=2000)
+LONG = shoal.ReadText(max_tokens=1200)
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +238,7 @@ async def test_killed_workers_texts_are_generated_by_another(
                     asyncio.create_task(client.extract(SUMMARY, [TEXTS[number % 3]], LONG))
                     for number in range(6)
                 ]
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.3)
                 is_early = not any(task.done() for task in going)
                 await asyncio.to_thread(cluster.kill, cluster.workers[0])
                 found = await asyncio.gather(*going)

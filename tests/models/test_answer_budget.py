@@ -9,19 +9,24 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal.v1 import worker_pb2
-
-from libs.models import Entity, Extraction, ExtractResult, LabelScore, Region, Relation
-from libs.models.interface.results import (
+from shoal.extractions import (
     Classification,
-    Field,
+    Entity,
+    Extraction,
+    LabelScore,
     PageText,
+    Region,
+    Relation,
     Structure,
     TokenLogprob,
+    ToolCall,
     Value,
 )
+from shoal.v1 import worker_pb2
+
+from libs.models import ExtractResult
 from libs.models.interface.sequences import ANY_BYTES, SparseRow
-from libs.models.interface.work import EncodeWork, ToolCall, never_cancelled
+from libs.models.interface.work import EncodeWork, never_cancelled
 from libs.models.runtime.answer_budget import build_result, fit_to_bytes, select_best
 from libs.models.text.processing.answers import sparse_rows
 from services.worker.mesh import codec
@@ -32,11 +37,11 @@ ENTITIES = st.builds(Entity, st.integers(0, 1 << 31), st.integers(0, 1 << 31), T
 RELATIONS = st.builds(Relation, ENTITIES, ENTITIES, TEXTS, SCORES)
 EDGES = st.floats(0, 1e4, width=32)
 REGIONS = st.builds(
-    Region, TEXTS, SCORES, EDGES, EDGES, EDGES, EDGES, st.lists(EDGES, max_size=6).map(tuple)
+    Region, EDGES, EDGES, EDGES, EDGES, TEXTS, SCORES, st.lists(EDGES, max_size=6).map(tuple)
 )
 VALUES = st.builds(Value, TEXTS, SCORES, st.integers(0, 1 << 31), st.integers(0, 1 << 31))
-FIELDS = st.builds(Field, TEXTS, st.lists(VALUES, max_size=3).map(tuple), st.booleans())
-STRUCTURES = st.builds(Structure, TEXTS, st.lists(FIELDS, max_size=3).map(tuple))
+FIELDS = st.one_of(st.none(), VALUES, st.lists(VALUES, max_size=3).map(tuple))
+STRUCTURES = st.builds(Structure, TEXTS, st.dictionaries(TEXTS, FIELDS, max_size=3))
 
 
 def lists(of: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
@@ -56,7 +61,7 @@ RESULTS = ("entities", "relations", "regions", "structures")
 
 def score(result: object) -> float:
     if isinstance(result, Structure):
-        return max((value.score for field in result.fields for value in field.values), default=0.0)
+        return max((value.score for _, value in result.values()), default=0.0)
     return getattr(result, "score")  # noqa: B009 - one of four classes
 
 
@@ -104,16 +109,16 @@ FILLED: dict[str, object] = {
     "entities": (Entity(0, 1, "label", 0.5, "a"),),
     "labels": (LabelScore("label", 0.5),),
     "relations": (Relation(Entity(0, 1, "", 1.0, "a"), Entity(1, 2, "", 1.0, "b"), "label", 0.5),),
-    "regions": (Region("label", 0.5, 0, 0, 1, 1),),
+    "regions": (Region(0, 0, 1, 1, "label", 0.5),),
     "pages": (PageText(1, "text", True),),
     "text": "text",
-    "json": {"key": ["value", 1, None]},
+    "form": {"key": ["value", 1, None]},
     "classifications": (Classification("name", (LabelScore("label", 0.5),)),),
     "tool_calls": (ToolCall("name", "{}"),),
     "tokens": (TokenLogprob("text", -0.5, (TokenLogprob("text", -0.5),)),),
-    "structures": (Structure("name", (Field("field", (Value("a", 0.5),), many=True),)),),
+    "structures": (Structure("name", {"field": (Value("a", 0.5),)}),),
 }
-SIZELESS = {"document_pages", "finish", "truncated"}
+SIZELESS = {"document_pages", "finish_reason", "truncated"}
 
 
 def test_every_field_of_an_extraction_counts_or_is_of_fixed_size() -> None:
@@ -142,7 +147,7 @@ def test_layers_of_pages_are_cut_where_the_share_ends_and_written_pages_stay() -
 
 
 def test_json_that_takes_more_than_the_share_is_left_out_and_its_text_stays() -> None:
-    item = Extraction(text="[1]", json={"numbers": [1.0] * 100})
+    item = Extraction(text="[1]", form={"numbers": [1.0] * 100})
     assert fit_to_bytes(item, 100) == Extraction(text="[1]", truncated=True)
     assert fit_to_bytes(item, 10_000) == item
 

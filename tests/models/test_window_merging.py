@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-
-from libs.models import Entity, Extraction
-from libs.models.interface.results import (
+from shoal.extractions import (
     Classification,
-    Field,
+    Entity,
+    Extraction,
     LabelScore,
     Relation,
     Structure,
     Value,
 )
+
 from libs.models.interface.work import Span, never_cancelled
 from libs.models.text.windows import merging
 from libs.models.text.windows.merging import MergeRules, best_scores, merged
@@ -165,15 +165,11 @@ def test_merging_is_cancelled_between_results() -> None:
 
 def structure(*places: tuple[int, int], window: int = 0) -> Structure:
     shift = SPANS[window].start
-    fields = [
-        Field(
-            f"f{number}",
-            (Value(TEXT[start:end], 0.5, start - shift, end - shift),),
-            many=False,
-        )
+    fields = {
+        f"f{number}": Value(TEXT[start:end], 0.5, start - shift, end - shift)
         for number, (start, end) in enumerate(places)
-    ]
-    return Structure("s", tuple(fields))
+    }
+    return Structure("s", fields)
 
 
 def test_structure_of_two_windows_is_one_and_a_cut_one_gives_way() -> None:
@@ -187,10 +183,7 @@ def test_structure_of_two_windows_is_one_and_a_cut_one_gives_way() -> None:
         ),
         Extraction(structures=(structure((80, 82), window=2),)),
     )
-    places = [
-        [(value.start, value.end) for field in one.fields for value in field.values]
-        for one in found.structures
-    ]
+    places = [[(value.start, value.end) for _, value in one.values()] for one in found.structures]
     assert places == [[(31, 33), (35, 37)], [(34, 35), (38, 44)], [(80, 82)]]
 
 

@@ -10,6 +10,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+from shoal.extractions import Entity, Extraction
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from libs.catalog.card import Card
@@ -21,8 +22,6 @@ from libs.models import (
     ClassifyWork,
     EncodeWork,
     EntitiesWork,
-    Entity,
-    Extraction,
     ExtractResult,
     PackedModel,
     ScoreResult,

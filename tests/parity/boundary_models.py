@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from gliner2.configuration import ExtractorConfig
 from gliner2.inference.engine import BoundaryExtractor
+from shoal.schema import Schema
 
-from libs.models import Schema
 from tests.parity.checkpoints import write_checkpoint
 from tests.parity.gliner2_models import SCHEMA, TEXTS, Reference
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 import torch
 from gliner2 import GLiNER2
 from gliner2.configuration import ExtractorConfig
+from shoal.schema import Schema as Asked
+from shoal.schema import SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 
-from libs.models import Schema as Asked
-from libs.models import SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 from tests.parity.checkpoints import write_checkpoint
 
 TEXTS: Final = [
@@ -48,16 +48,16 @@ SCHEMA: Final = Asked(
         SchemaStructure(
             "licence",
             (
-                SchemaField("name", single=True),
+                SchemaField("name", dtype="str"),
                 SchemaField("right", description="what it lets one do", threshold=0.45),
                 SchemaField(
-                    "kind", single=True, choices=("free", "Not free", "unknown"), threshold=0.1
+                    "kind", dtype="str", choices=("free", "Not free", "unknown"), threshold=0.1
                 ),
                 SchemaField("tags", choices=("old", "free", "new"), threshold=0.3),
             ),
         ),
         SchemaStructure(
-            "place", (SchemaField("city"), SchemaField("kind", single=True, choices=("old", "new")))
+            "place", (SchemaField("city"), SchemaField("kind", dtype="str", choices=("old", "new")))
         ),
     ),
 )
@@ -95,7 +95,9 @@ def package_schema(schema: Asked, records: bool = False) -> Any:
     for structure in schema.structures:
         builder = made.structure(structure.name, mode="natural" if records else None)
         for one in structure.fields:
-            kind, count = ("str", "required_one") if one.single else ("list", "zero_or_more")
+            kind, count = (
+                ("str", "required_one") if one.dtype == "str" else ("list", "zero_or_more")
+            )
             ways = {"cardinality": count, "exclusive": True} if records else {}
             builder.field(
                 one.name,
@@ -106,19 +108,19 @@ def package_schema(schema: Asked, records: bool = False) -> Any:
                 **ways,
             )
     if schema.entities:
-        made.entities({one.name: _config(one) for one in schema.entities})
+        made.entities({one.label: _config(one) for one in schema.entities})
     for question in schema.classifications:
-        labels = {one.name: one.description for one in question.labels if one.description}
+        labels = {one.label: one.description for one in question.labels if one.description}
         made.classification(
             question.name,
-            [one.name for one in question.labels],
+            [one.label for one in question.labels],
             question.multi_label,
             0.5 if question.threshold is None else question.threshold,
             **({"prompt": question.description} if question.description else {}),
             **({"label_descriptions": labels} if labels else {}),
         )
     if schema.relations:
-        made.relations({one.name: _config(one) for one in schema.relations})
+        made.relations({one.label: _config(one) for one in schema.relations})
     return made
 
 

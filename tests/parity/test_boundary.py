@@ -21,6 +21,8 @@ from gliner2.inference import overlap
 from gliner2.models.boundary import engine
 from safetensors.torch import load_file, save_file
 from scipy.optimize import linear_sum_assignment
+from shoal.extractions import Extraction
+from shoal.schema import Schema, SchemaField, SchemaLabel, SchemaStructure
 
 from libs.catalog.detect import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
@@ -31,15 +33,7 @@ from libs.kinds.gliner2.boundary.records import assigned
 from libs.kinds.gliner2.boundary.spans import ScoredSpan, disjoint
 from libs.kinds.gliner2.schemas import word_pattern
 from libs.kinds.gliner2.spans import processor as structure
-from libs.models import (
-    EntitiesWork,
-    Extraction,
-    Schema,
-    SchemaField,
-    SchemaLabel,
-    SchemaStructure,
-    StructureWork,
-)
+from libs.models import EntitiesWork, StructureWork
 from services.worker.check import selftest
 from tests.parity import test_gliner2
 from tests.parity.boundary_models import make_boundary
@@ -70,17 +64,17 @@ CONFIGS: dict[str, tuple[Mapping[str, Any], str]] = {
 NAMES = SchemaStructure(
     "licence",
     (
-        SchemaField("name", single=True),
+        SchemaField("name", dtype="str"),
         SchemaField("right", threshold=0.45),
-        SchemaField("of", True),
+        SchemaField("of", "str"),
     ),
 )
 NAMED = SchemaStructure(
     "place",
     (
         SchemaField("city"),
-        SchemaField("kind", True, ("gpl", "others", "To")),
-        SchemaField("sort", False, ("Which", "or", "we", "see")),
+        SchemaField("kind", "str", ("gpl", "others", "To")),
+        SchemaField("sort", "list", ("Which", "or", "we", "see")),
     ),
 )
 """Choices that the texts contain."""
@@ -89,7 +83,7 @@ MIXED = replace(
     SCHEMA,
     structures=(
         NAMES,
-        SchemaStructure("a", (SchemaField("b"), SchemaField("c", True, ("free", "we")))),
+        SchemaStructure("a", (SchemaField("b"), SchemaField("c", "str", ("free", "we")))),
     ),
 )
 

@@ -16,13 +16,13 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from PIL import Image
+from shoal.extractions import Region
 from torch import Tensor
 
 from libs.models import load_model
 from libs.models.images.decoding import decode
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.loading import load_detector, model_types
-from libs.models.interface.results import Region
 from libs.models.interface.sequences import InputSequence
 from tests.parity.detection_models import LABELS, MODELS, PROCESSORS, tokenizer, write_checkpoint
 from tests.parity.image_models import pictures
@@ -186,9 +186,11 @@ def reference_regions(written: Written, data: bytes, label: int, threshold: floa
     )[0]
     boxes = found["boxes"].clamp(min=0).minimum(torch.tensor([width, height, width, height]))
     return [
-        Region(LABELS[label], score, *box)
-        for score, box in zip(found["scores"].tolist(), boxes.tolist(), strict=True)
-        if box[2] > box[0] and box[3] > box[1]
+        Region(left, top, right, bottom, LABELS[label], score)
+        for score, (left, top, right, bottom) in zip(
+            found["scores"].tolist(), boxes.tolist(), strict=True
+        )
+        if right > left and bottom > top
     ]
 
 

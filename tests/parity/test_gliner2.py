@@ -13,6 +13,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from shoal.extractions import Extraction
+from shoal.schema import Schema, SchemaField, SchemaLabel, SchemaStructure
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from libs.catalog.detect import read_card
@@ -23,17 +25,11 @@ from libs.kinds.gliner2.spans import processor as answers
 from libs.models import (
     ClassifyWork,
     EntitiesWork,
-    Extraction,
     ExtractResult,
     PackedModel,
-    Schema,
-    SchemaField,
-    SchemaLabel,
-    SchemaStructure,
     StructureWork,
     load_model,
 )
-from libs.models.interface.results import Field, Value
 from tests.parity.gliner2_models import (
     SCHEMA,
     TEXTS,
@@ -120,11 +116,10 @@ def ours(found: Extraction) -> Found:
     instances: dict[str, int] = {}
     for one in found.structures:
         number = instances[one.name] = instances.get(one.name, -1) + 1
-        for each in one.fields:
-            for value in each.values:
-                flat[
-                    "structure", one.name, number, each.name, value.text, value.start, value.end
-                ] = value.score
+        for name, value in one.values():
+            flat["structure", one.name, number, name, value.text, value.start, value.end] = (
+                value.score
+            )
     return flat
 
 
@@ -432,4 +427,3 @@ def test_words_equal_the_packages() -> None:
         assert [match.span() for match in word_pattern().finditer(text)] == [
             (start, end) for _, start, end in split(text)
         ]
-    assert Field("a", (Value("b", 0.5),), many=True).values[0].start is None

@@ -16,20 +16,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
+from shoal.extractions import Relation
 
 from libs.catalog.detect import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
 from libs.kinds.glirel import head as pairs
 from libs.kinds.glirel import processor as glirel
-from libs.models import (
-    EntitiesWork,
-    ExtractResult,
-    Given,
-    PackedModel,
-    Relation,
-    RelationsWork,
-    load_model,
-)
+from libs.models import EntitiesWork, ExtractResult, Given, PackedModel, RelationsWork, load_model
 from libs.models.interface.sequences import SparseRow
 from tests.parity.gliner_models import slug
 from tests.parity.glirel_models import (

@@ -11,18 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from shoal.extractions import Entity, Relation
 
 from libs.errors import InvalidInput, ModelBroken
 from libs.kinds.gliner import processor as gliner
-from libs.models import (
-    EntitiesWork,
-    Entity,
-    ExtractResult,
-    PackedModel,
-    Relation,
-    RelationsWork,
-    load_model,
-)
+from libs.models import EntitiesWork, ExtractResult, PackedModel, RelationsWork, load_model
 from tests.parity import gliner_models
 from tests.parity.gliner_models import LABELS, Found, Reference, make_reference, slug
 

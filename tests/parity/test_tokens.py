@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from shoal.tokens import Tokens
 
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
 from libs.models import PackedModel, load_served_model
-from libs.models.interface.results import DetokenizeResult, Tokenization, TokenizeResult
+from libs.models.interface.results import DetokenizeResult, TokenizeResult
 from libs.models.interface.work import DetokenizeWork, TokenizeWork, Truncation, never_cancelled
 from libs.models.text.tokens import TokenProcessor
 from tests.generation.served import write
@@ -61,7 +62,7 @@ def model(directory: Path) -> PackedModel:
     return load(directory)
 
 
-def tokenize(model: PackedModel, work: TokenizeWork) -> list[Tokenization]:
+def tokenize(model: PackedModel, work: TokenizeWork) -> list[Tokens]:
     prepared = model.prepare(work)
     assert not prepared.sequences, "no forward pass is needed"
     result = model.finish(prepared, [])

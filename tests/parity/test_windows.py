@@ -9,22 +9,11 @@ from typing import cast
 
 import pytest
 import torch
+from shoal.extractions import Entity, Extraction
+from shoal.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 
 from libs.errors import InvalidInput
-from libs.models import (
-    EntitiesWork,
-    Entity,
-    ExtractResult,
-    PackedModel,
-    Schema,
-    SchemaClassification,
-    SchemaField,
-    SchemaLabel,
-    SchemaStructure,
-    StructureWork,
-    load_model,
-)
-from libs.models.interface.results import Extraction
+from libs.models import EntitiesWork, ExtractResult, PackedModel, StructureWork, load_model
 from libs.models.interface.work import Work, never_cancelled
 from libs.models.text.windows.processor import WindowNotes
 from tests.parity import gliner2_models
@@ -134,6 +123,5 @@ def test_schema_is_found_in_all_of_a_text(gliner2: PackedModel) -> None:
         check_places(text, (relation.head,))
         check_places(text, (relation.tail,))
     for structure in found.structures:
-        for field in structure.fields:
-            for value in field.values:
-                assert text[value.start : value.end] == value.text
+        for _, value in structure.values():
+            assert text[value.start : value.end] == value.text

@@ -28,16 +28,9 @@ from sentence_transformers import (
     SentenceTransformer,
     SparseEncoder,
 )
+from shoal.extractions import Extraction
+from shoal.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 
-from libs.models import (
-    Extraction,
-    Schema,
-    SchemaClassification,
-    SchemaField,
-    SchemaLabel,
-    SchemaStructure,
-)
-from tests.mesh.test_heads import of_schema
 from tests.mesh.test_sparse import whole
 from tests.parity import gliner2_models, test_boundary, test_gliner2
 from tests.parity.image_repositories import canonical
@@ -109,7 +102,7 @@ SCHEMA: Final = Schema(
     entities=(SchemaLabel("person"), SchemaLabel("city", "where something happened")),
     classifications=(SchemaClassification("topic", tuple(map(SchemaLabel, LABELS))),),
     structures=(
-        SchemaStructure("invention", (SchemaField("inventor", single=True), SchemaField("year"))),
+        SchemaStructure("invention", (SchemaField("inventor", dtype="str"), SchemaField("year"))),
     ),
 )
 
@@ -122,14 +115,6 @@ class Flat(Protocol):
     def theirs(
         self, text: str, answer: Mapping[str, Any], schema: Schema, /
     ) -> test_gliner2.Found: ...
-
-
-_ASKED: Final = (
-    shoal.Schema()
-    .with_entities({"person": None, "city": "where something happened"})
-    .with_classification("topic", LABELS)
-    .with_structure("invention", [("inventor", "str"), "year"])
-)
 
 
 def gliner2(client: shoal.Client, model: str, directory: Path) -> None:
@@ -155,9 +140,9 @@ def _of_schema(
 ) -> None:
     found = 0
     for text, answer, one in zip(
-        TEXTS, theirs.answers(TEXTS, SCHEMA), client.extract(model, TEXTS, _ASKED), strict=True
+        TEXTS, theirs.answers(TEXTS, SCHEMA), client.extract(model, TEXTS, SCHEMA), strict=True
     ):
-        ours, wanted = flat.ours(of_schema(one)), flat.theirs(text, answer, SCHEMA)
+        ours, wanted = flat.ours(one), flat.theirs(text, answer, SCHEMA)
         # Of a classification with one answer the package gives the best label only.
         topics = sorted(
             (place for place in ours if place[0] == "class"), key=lambda place: ours[place]

@@ -107,6 +107,7 @@ async def look_inside(redis: Redis) -> Inside:
         *_,
         holders,
         tenant_of,
+        _,
     ) = RedisKeys(1).lane_keys(LANE)
     members = [
         raw(member) for lane in (interactive, bulk) for member in await redis.zrange(lane, 0, -1)

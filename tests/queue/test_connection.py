@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
-from libs.queue import LaneKey, Lanes, UnsuitableRedis, WakeupLeft, WorkerWakeup, connect, open_all
+from libs.queue import (
+    Idle,
+    LaneKey,
+    Lanes,
+    Pulled,
+    UnsuitableRedis,
+    WakeupLeft,
+    WorkerWakeup,
+    connect,
+    open_all,
+)
 from libs.queue.keys import LAYOUT, WAKEUP_CHANNEL
 from libs.versions import LAYOUT_VERSION
 from tests.queue.parts import DEAD, LANE, Clock, add, ids, job, lease, make_lanes
@@ -203,18 +213,78 @@ async def test_taking_replies_ends_when_there_are_none(lanes: Lanes) -> None:
     assert await lanes.take_replies(0.01) == []
 
 
-async def test_wakeup_reaches_all_routers(lanes: Lanes, other: Lanes) -> None:
+async def test_wakeup_of_a_lane_that_no_router_watches_reaches_all(
+    lanes: Lanes, other: Lanes
+) -> None:
     heard = [lanes.wakeups(), other.wakeups()]
     assert [await anext(wakeups) for wakeups in heard] == [None, None]
     await lanes.enqueue(LANE, [[job("a"), job("b")]], max_tokens=100, notify=True)
     assert [await anext(wakeups) for wakeups in heard] == [LANE, LANE]
-    # A pull notifies of the jobs it leaves, and a release of those it returns.
-    pulled = await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1, notify=True)
-    assert [await anext(wakeups) for wakeups in heard] == [WakeupLeft(LANE), WakeupLeft(LANE)]
+    # A release notifies all of the jobs it returns.
+    pulled = await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
     await lanes.complete(LANE, "w", getattr(pulled, "batch_id", ""), [], release=True)
     assert [await anext(wakeups) for wakeups in heard] == [LANE, LANE]
     for wakeups in heard:
         await wakeups.aclose()
+
+
+async def test_wakeup_reaches_only_routers_that_found_the_lane_empty(
+    lanes: Lanes, other: Lanes, as_router: Redis, clock: Clock
+) -> None:
+    third = make_lanes(as_router, clock, "c")
+    heard = [other.wakeups(), third.wakeups()]
+    assert [await anext(wakeups) for wakeups in heard] == [None, None]
+
+    async def enqueue(name: str, *, everywhere: bool = False) -> None:
+        await lanes.enqueue(LANE, [[job(name)]], max_tokens=100, notify=True, everywhere=everywhere)
+
+    async def assert_heard(*expected: Sequence[LaneKey | WakeupLeft]) -> None:
+        """Assert that these are all wakeups of lanes since the last call."""
+        await as_router.publish(WAKEUP_CHANNEL, WorkerWakeup("end").message)
+        for wakeups, own in zip(heard, expected, strict=True):
+            assert [await anext(wakeups) for _ in own] == own
+            assert await anext(wakeups) == WorkerWakeup("end")
+
+    async def pull(router: Lanes, jobs: int) -> int:
+        pulled = await router.pull(
+            LANE, worker_id="w", budget_tokens=1000, budget_jobs=jobs, notify=True
+        )
+        return len(pulled.jobs) if isinstance(pulled, Pulled) else 0
+
+    assert await pull(other, 1) == 0
+    await enqueue("a")
+    await enqueue("b")  # `other` reads the lane before it counts it as empty again
+    await assert_heard([LANE], [])
+    assert await pull(other, 2) == 2  # and leaves it empty
+    await enqueue("c")
+    await assert_heard([LANE], [])
+    assert await pull(third, 1) == 1
+    await enqueue("d", everywhere=True)
+    await enqueue("e", everywhere=True)  # not the first one that waits
+    await assert_heard([LANE], [LANE, LANE])
+    assert (await pull(lanes, 256), await pull(other, 1), await pull(third, 1)) == (2, 0, 0)
+    await add(lanes, job("f"), job("g"), job("h"))
+    assert await pull(lanes, 1) == 1
+    assert await pull(lanes, 1) == 1  # the routers know of the jobs that are left
+    await assert_heard([WakeupLeft(LANE)], [WakeupLeft(LANE)])
+    for wakeups in heard:
+        await wakeups.aclose()
+
+
+async def test_pull_from_an_empty_lane_of_a_full_redis_is_idle(
+    lanes: Lanes, other: Lanes, redis: Redis
+) -> None:
+    """Redis cannot record that the router watches the lane: the next job notifies all routers."""
+    wakeups = other.wakeups()
+    await anext(wakeups)
+    await redis.config_set("maxmemory", 1)
+    try:
+        assert await other.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1) == Idle(None)
+    finally:
+        await redis.config_set("maxmemory", 0)
+    await lanes.enqueue(LANE, [[job("a")]], max_tokens=100, notify=True)
+    assert await anext(wakeups) == LANE
+    await wakeups.aclose()
 
 
 async def test_wakeup_of_a_worker_differs_from_those_of_lanes(lanes: Lanes, redis: Redis) -> None:
@@ -234,6 +304,8 @@ async def test_no_notification_without_a_request_for_one(lanes: Lanes, other: La
     await anext(wakeups)
     await add(lanes, job("a"), job("b"))
     await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
+    await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
+    await other.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
     await lanes.enqueue(LANE, [[job("c")]], max_tokens=100, notify=True)
     assert await anext(wakeups) == LANE
     waiting = asyncio.ensure_future(anext(wakeups))

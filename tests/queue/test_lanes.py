@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from redis.asyncio import Redis
 
 from libs.queue import Lanes, QueuedJob
@@ -69,6 +71,16 @@ async def test_refused_request_does_not_take_over_known_jobs(
     await add(lanes, job("a", 60))
     assert not await add(other, job("a", 60), job("b", 60), max_tokens=100)
     assert (await look_inside(redis)).owners == {"a": "a"}
+
+
+async def test_router_that_takes_over_a_queued_job_gets_its_streamed_text(
+    lanes: Lanes, other: Lanes
+) -> None:
+    """The payload names the router to which a worker streams."""
+    await add(lanes, job("a"))
+    assert await add(other, replace(job("a"), payload=b"stream to the other router"))
+    (leased,) = (await lease(lanes)).jobs
+    assert leased.payload == b"stream to the other router"
 
 
 async def test_ten_thousand_jobs_enter_as_one_request(lanes: Lanes) -> None:

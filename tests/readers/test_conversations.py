@@ -181,9 +181,9 @@ def test_schema_constrains_answers_to_json(kind: str, tmp_path: Path) -> None:
     model = load(tmp_path)
     found = run_work(model, held)
     for one in found.items:
-        assert one.finish == "stop"
+        assert one.finish_reason == "stop"
         jsonschema.validate(json.loads(one.text), schema)
-        assert one.json == json.loads(one.text)
+        assert one.form == json.loads(one.text)
     free = work_on(images, instruction=ASKED)
     alone = written_for(load(tmp_path), free)
     assert written_for(model, free, held)[0] == alone[0]  # others are as ever

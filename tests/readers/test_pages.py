@@ -220,17 +220,17 @@ def test_form_too_deep_for_a_message_is_returned_as_text(tmp_path: Path) -> None
         ids = np.array(reader.tokenizer.encode(tags, add_special_tokens=False).ids, np.int32)
         found = reader._extraction("<s_docvqa>", GeneratedIds(ids, "stop"))
         assert found.text == tags
-        assert (found.json is not None) == whole
+        assert (found.form is not None) == whole
 
 
 def test_form_is_returned(tmp_path: Path) -> None:
     reference = write_donut(tmp_path, "docvqa")
     model, image = load(tmp_path), pictures()[0]
     result = run_work(model, work_on([image], instruction="who pays?"))
-    assert result.items[0].json is not None
-    assert result.items[0].json["question"] == "who pays?"
+    assert result.items[0].form is not None
+    assert result.items[0].form["question"] == "who pays?"
     ids = written(reference, tmp_path, image, MAX_TOKENS, QUESTION)
-    assert result.items[0].finish == ("stop" if ids[-1] == 2 else "length")
+    assert result.items[0].finish_reason == ("stop" if ids[-1] == 2 else "length")
     assert result.output_tokens == len(ids)
 
 

@@ -80,6 +80,14 @@ def test_invalid_chunking_is_refused(asked: pb.EncodeRequest, field: str) -> Non
     assert caught.value.field == field
 
 
+def test_refusal_of_a_long_text_names_the_alternatives() -> None:
+    asked = request(pb.Item(text="x" * ((1 << 20) + 1)))
+    with pytest.raises(
+        InvalidInput, match=r"send it as a document .* 8 MiB, or its parts as items"
+    ):
+        check_encode(asked, card())
+
+
 def test_spans_and_contexts_are_for_chunks_alone() -> None:
     item = spanned((0, 3))
     with pytest.raises(InvalidInput, match="with chunking"):

@@ -1,179 +1,113 @@
-"""Notifications of waiting pulls: which worker loads a model or adapter, and when."""
+"""Notifications between routers: each waiting pull that could serve a request is woken, although
+only routers that found its lane empty are notified.
+
+Reminders are switched off, so a pull that misses its notification waits until the test fails.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from itertools import count
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import pytest
-from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
+from redis.asyncio import Redis
+from shoal.v1 import mesh_pb2
 
-from libs.fleet import Fleet
-from libs.queue import connect
-from services.router.lanes import wakeups
-from services.router.lanes.pull import SEEN_MS
-from services.router.lanes.wakeups import CLAIM_MS
-from services.router.settings import Settings
-from tests.router.parts import MODEL, Client, FakeWorker, card, refused, router, until, vector
-from tests.router.test_offers import ADAPTER, LANE
-from tests.support.waiting import end_tasks
+from libs.queue import LaneKey
+from libs.queue.keys import KEYS, RedisKeys
+from services.router.lanes.pending_pulls import PendingPulls
+from services.router.lanes.wakeups import Wakeups
+from tests.router.parts import MODEL, Client, FakeWorker, card, router, until, vector, worker_stub
+from tests.router.test_cancel import asking
+
+
+@pytest.fixture(autouse=True)
+def _no_reminders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wakeups, "remind", lambda *_: None)
 
 
 @asynccontextmanager
-async def leading(redis_url: str) -> AsyncIterator[Fleet]:
-    """A scheduler that leads, plans all the time, and never decides anything."""
-    redis = connect(redis_url)
-    scheduler = Fleet(redis)
-    fence = await scheduler.lead("s1", last_ms=60_000)
-    assert fence is not None
-
-    async def note(number: int) -> None:
-        await scheduler.note_plan(fence, (fence << 32) + number, {MODEL: "it is left where it is"})
-
-    async def plan() -> None:
-        for number in count(2):
-            await asyncio.sleep(0.2)
-            await note(number)
-
-    await note(1)  # a router that starts now finds a leader
-    planning = asyncio.create_task(plan())
-    try:
-        yield scheduler
-    finally:
-        await end_tasks([planning])
-        await redis.aclose()
+async def routers(redis_url: str, count: int) -> AsyncIterator[list[Client]]:
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(router(redis_url, f"router-{number}"))
+            for number in range(count)
+        ]
 
 
-async def read_mesh(client: Client) -> mesh_pb2.Mesh:
-    return (await client.mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh
-
-
-async def test_cold_model_is_left_to_the_leader_for_half_a_second(redis_url: str) -> None:
+async def test_racing_requests_are_served_by_workers_at_other_routers(redis_url: str) -> None:
+    """Each worker pulls from one router, and one router has none."""
     async with (
-        leading(redis_url),
-        router(redis_url) as client,
-        FakeWorker(client.address, "w1", on_disk=[card()], can_load=True).working() as fake,
+        routers(redis_url, 3) as (alone, second, third),
+        FakeWorker(second.address, "w2", models=[card()]).working(),
+        FakeWorker(third.address, "w3", models=[card()]).working(),
     ):
-        mesh = await read_mesh(client)
-        assert mesh.scheduler.scheduler_id == "s1"
-        begin = asyncio.get_running_loop().time()
-        assert (await client.encode("waits")).dense.data == vector("waits")
-        # A timer never fires early, so this holds on any machine.
-        assert asyncio.get_running_loop().time() - begin >= Settings("r").claim_after_seconds
-        assert fake.claims == [(MODEL, "")]
-        explained = await client.mesh.ExplainPlacement(
-            mesh_pb2.ExplainPlacementRequest(model=MODEL)
-        )
-        assert (explained.plan, explained.scheduler.scheduler_id) == (
-            "it is left where it is",
-            "s1",
-        )
+        await alone.sees("w2", "w3")
+
+        async def call(client: Client, count: int) -> None:
+            for number in range(count):
+                assert (await client.encode(f"text {number}")).dense.data == vector(
+                    f"text {number}"
+                )
+
+        await asyncio.gather(call(alone, 40), call(alone, 40), call(second, 20), call(third, 20))
 
 
-async def test_claim_ends_soon_after_heartbeat_shows_load(redis_url: str) -> None:
-    """Otherwise a model that is evicted again could not be loaded elsewhere for the duration of a
-    claim.
-    """
-    redis = connect(redis_url)
-    async with (
-        router(redis_url) as client,
-        FakeWorker(client.address, "w1", on_disk=[card()], can_load=True).working(),
-    ):
-        await client.encode("cold")
-        left_ms = await redis.pttl(f"v1:{{fleet}}:claim:{LANE.name}")
-        assert left_ms <= SEEN_MS < CLAIM_MS
-    await redis.aclose()
-
-
-async def test_order_reaches_a_worker_with_a_waiting_pull(redis_url: str) -> None:
-    """Through any router: it is the one that the worker waits at who asks for the heartbeat."""
-    async with (
-        router(redis_url, "a") as one,
-        router(redis_url, "b") as two,
-        FakeWorker(one.address, "w1", on_disk=[card()]).working() as fake,
-    ):
-        await two.sees("w1")
-        await fake.hold_beats()
-        await two.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL), timeout=60)
-        assert fake.beats_asked >= 1
-        assert [directive.load_model for directive in fake.directives] == [MODEL]
-
-
-async def test_notification_for_a_worker_is_kept_until_its_next_pull(redis_url: str) -> None:
-    async with (
-        router(redis_url) as client,
-        FakeWorker(client.address, "w1", models=[card()]).working() as fake,
-    ):
-        await fake.hold_beats()
-        fake.hold()
-        call = asyncio.create_task(client.encode("busy"))
-        await until(lambda: fake.batches, "the batch to be pulled")
-        await client.models.EvictModel(models_pb2.EvictModelRequest(model=MODEL))
-        fake.resume()
-        await call
-        await until(lambda: fake.directives, "the order")
-        assert fake.directives[0].evict_model == MODEL
-
-
-@pytest.fixture
-def _claims_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a worker keep its claim even if it loads slowly."""
-    monkeypatch.setattr(wakeups, "CLAIM_MS", 600_000)
-    monkeypatch.setattr(wakeups, "ADAPTER_CLAIM_MS", 600_000)
-
-
-@pytest.mark.usefixtures("_claims_last")
-async def test_adapter_is_loaded_by_the_worker_that_has_the_model(redis_url: str) -> None:
-    async with (
-        router(redis_url) as client,
-        FakeWorker(client.address, "roomy", on_disk=[card()], can_load=True).working() as roomy,
-        FakeWorker(client.address, "full", models=[card()]).working() as full,
-    ):
-        await client.sees("roomy", "full")
-        assert (await client.encode("tuned", adapter=ADAPTER)).dense.data == vector("tuned")
-        assert (full.claims, roomy.claims) == ([(MODEL, ADAPTER)], [])
-        assert [job.encode.adapter for job in full.jobs] == [ADAPTER]
-        # From now on its pull lists the lane, and no worker is offered it again.
-        assert (await client.encode("more", adapter=ADAPTER)).dense.data == vector("more")
-        assert len(full.claims) == 1
-
-
-@pytest.mark.usefixtures("_claims_last")
-async def test_cold_model_is_loaded_with_the_adapter_by_one_worker(redis_url: str) -> None:
-    async with (
-        router(redis_url) as client,
-        FakeWorker(client.address, "w1", on_disk=[card()], can_load=True).working() as one,
-        FakeWorker(client.address, "w2", on_disk=[card()], can_load=True).working() as two,
-    ):
-        await client.sees("w1", "w2")
-        names = [f"o/adapter-{number}" for number in range(5)]
-        answers = await asyncio.gather(*(client.encode(name, adapter=name) for name in names))
-        assert [answer.dense.data for answer in answers] == [vector(name) for name in names]
-        loaded, idle = (one, two) if one.claims else (two, one)
-        assert sorted(adapter for _, adapter in loaded.claims) == names
-        assert idle.claims == []
-
-
-@pytest.mark.parametrize(
-    ("reason", "code"),
-    [
-        ("MODEL_NOT_FOUND", "NOT_FOUND"),
-        ("MODEL_LOAD_FAILED", "FAILED_PRECONDITION"),
-        ("NO_CAPACITY", "UNAVAILABLE"),
-    ],
-)
-async def test_adapter_that_cannot_be_loaded_fails_its_lane_only(
-    redis_url: str, reason: str, code: str
+async def test_request_does_not_wait_for_a_pull_that_was_cancelled(
+    redis_url: str, redis: Redis, pending_pulls: list[PendingPulls]
 ) -> None:
-    async with router(redis_url) as client:
-        fake = FakeWorker(client.address, "w1", models=[card()])
-        fake.adapter_failure = worker_pb2.Failure(reason=reason, message="why")
-        async with fake.working():
-            refusal = await refused(client.encode("a", adapter=ADAPTER))
-            assert (refusal.code.name, refusal.reason, refusal.message) == (code, reason, "why")
-            assert (await client.encode("b")).dense.data == vector("b")
-            # The failure is known now, and returned at once.
-            assert (await refused(client.encode("a", adapter=ADAPTER))).reason == reason
-            assert len(fake.claims) == 1
+    """The router of that pull is notified; the next pull there or elsewhere serves the request."""
+    async with routers(redis_url, 3) as (asked, second, third):
+        for number, taker in enumerate((second, third)):
+            cancelled = worker_stub(second.channel).Pull(asking(f"gone-{number}"))
+            await watched_by(redis, "router-1")
+            cancelled.cancel()
+            await until(lambda: not len(pending_pulls[1]))
+            call = asyncio.create_task(asked.encode(f"text {number}"))
+            pulled = await worker_stub(taker.channel).Pull(asking(f"w{number}"))
+            assert len(pulled.jobs) == 1
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+
+
+async def test_lost_subscriptions_leave_no_pull_asleep(redis_url: str, redis: Redis) -> None:
+    async with (
+        routers(redis_url, 2) as (asked, second),
+        FakeWorker(second.address, models=[card()]).working(),
+    ):
+        await watched_by(redis, "router-1")
+        await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        assert (await asked.encode("a text")).dense.data == vector("a text")
+
+
+async def test_lane_of_a_lost_copy_is_offered_to_workers_of_all_routers(
+    redis_url: str, redis: Redis
+) -> None:
+    """The only router that found the lane empty has no worker that could load the model."""
+    async with routers(redis_url, 3) as (asked, second, third):
+        async with FakeWorker(second.address, "gone", models=[card()]).working() as gone:
+            await watched_by(redis, "router-1")
+            await asked.sees("gone")
+            await asked.encode("first")
+            await gone.hold_beats()
+            await gone.beat(leaving=True)
+        async with FakeWorker(third.address, "able", on_disk=[card()], can_load=True).working():
+            await until(partial(workers_are, asked, {"able"}))
+            assert (await asked.encode("second")).dense.data == vector("second")
+
+
+async def workers_are(client: Client, expected: set[str]) -> bool:
+    mesh = (await client.mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh
+    return {worker.worker_id for worker in mesh.workers} == expected
+
+
+async def watched_by(redis: Redis, router_id: str) -> None:
+    """Return once the router counts the model's lane as empty."""
+    watchers = RedisKeys(1).lane_keys(LaneKey("cpu", MODEL))[KEYS.index("watchers")]
+
+    async def is_watching() -> bool:
+        return await redis.zscore(watchers, router_id) is not None
+
+    await until(is_watching, f"{router_id} to watch the lane")

@@ -16,7 +16,7 @@ from services.worker.jobs.execution.runner import DeviceRunner
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.waste import Waste
 from services.worker.memory.resident import Resident
-from services.worker.mesh import codec
+from services.worker.mesh import job_codec
 from services.worker.scheduling.batcher import BatchLimits
 from tests.support.asynchronous import FakeQueue, FakeSubmission
 from tests.support.waiting import wait_until
@@ -189,7 +189,7 @@ class LaunchBench:
             received_at=0.0,
             queue_seconds=0.0,
         )
-        held.prepared = resident.model.prepare(codec.to_work(job), lambda: None)
+        held.prepared = resident.model.prepare(job_codec.to_work(job), lambda: None)
         return held
 
     def launched(self, count: int) -> None:

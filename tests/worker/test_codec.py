@@ -6,6 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from shoal.extractions import (
+    Classification,
+    Entity,
+    Extraction,
+    LabelScore,
+    Region,
+    Structure,
+    ToolCall,
+    Value,
+)
+from shoal.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
 
@@ -16,30 +27,22 @@ from libs.models import (
     EncodeResult,
     EncodeWork,
     EntitiesWork,
-    Entity,
-    Extraction,
     ExtractResult,
     Given,
-    LabelScore,
     Part,
     RaggedRows,
-    Region,
     RegionsWork,
     RelationsWork,
     Result,
-    Schema,
-    SchemaClassification,
-    SchemaField,
-    SchemaLabel,
-    SchemaStructure,
     ScoreResult,
     ScoreWork,
     StoredArray,
     StructureWork,
 )
-from libs.models.interface.results import Chunks, Classification, Field, Structure, Value
-from libs.models.interface.work import Chunking, Sampling, TextWork, ToolCall, Turn
-from services.worker.mesh import codec
+from libs.models.interface.results import Chunks
+from libs.models.interface.schema import schema_texts
+from libs.models.interface.work import Chunking, Sampling, TextWork, Turn
+from services.worker.mesh import codec, job_codec
 from services.worker.mesh.codec import Timings
 
 TIMES = Timings(queue=1.0, prepare=2.0, wait=3.0, forward=4.0, finish=5.0)
@@ -66,23 +69,23 @@ def test_encode_with_everything_set() -> None:
         instruction="find: ",
         truncation=pb.TRUNCATION_NONE,
     )
-    work = codec.to_work(worker_pb2.Job(encode=request))
+    work = job_codec.to_work(worker_pb2.Job(encode=request))
     assert work == EncodeWork(
         ["a", "ü"], "query", ("dense", "multi_vector"), "int8", 8, False, "find: ", "none"
     )
 
 
 def test_empty_encode_request_has_the_documented_defaults() -> None:
-    assert codec.to_work(worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")]))) == EncodeWork(
-        ["a"], truncation="default"
-    )
+    assert job_codec.to_work(
+        worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")]))
+    ) == EncodeWork(["a"], truncation="default")
 
 
 def test_score() -> None:
     request = pb.ScoreRequest(
         query=item("q"), documents=[item("aa"), item("b")], scale=pb.SCORE_SCALE_PROBABILITY
     )
-    work = codec.to_work(worker_pb2.Job(score=request))
+    work = job_codec.to_work(worker_pb2.Job(score=request))
     assert work == ScoreWork("q", ["aa", "b"], "", "probability", "default")
 
 
@@ -90,37 +93,37 @@ def test_extract() -> None:
     entities = pb.ExtractRequest(
         items=[item("a")], entities=pb.EntitiesTask(labels=["x"], threshold=0.5, flat=False)
     )
-    assert codec.to_work(worker_pb2.Job(extract=entities)) == EntitiesWork(
+    assert job_codec.to_work(worker_pb2.Job(extract=entities)) == EntitiesWork(
         ["a"], ("x",), 0.5, False, truncation="default"
     )
     defaults = pb.ExtractRequest(
         items=[item("a")], entities=pb.EntitiesTask(aggregation=pb.AGGREGATION_MAX)
     )
-    assert codec.to_work(worker_pb2.Job(extract=defaults)) == EntitiesWork(
+    assert job_codec.to_work(worker_pb2.Job(extract=defaults)) == EntitiesWork(
         ["a"], (), None, True, "max", truncation="default"
     )
     classify = pb.ExtractRequest(
         items=[item("a")],
         classify=pb.ClassifyTask(labels=["x"], multi_label=True, hypothesis="is {}"),
     )
-    assert codec.to_work(worker_pb2.Job(extract=classify)) == ClassifyWork(
+    assert job_codec.to_work(worker_pb2.Job(extract=classify)) == ClassifyWork(
         ["a"], ("x",), True, None, "is {}", truncation="default"
     )
     task = pb.RelationsTask(labels=["in"], entity_labels=["city"], threshold=0.25)
     among = pb.ExtractRequest(
         items=[item("a")], classify=pb.ClassifyTask(labels=["x"], among_labels=True)
     )
-    assert codec.to_work(worker_pb2.Job(extract=among)) == ClassifyWork(
+    assert job_codec.to_work(worker_pb2.Job(extract=among)) == ClassifyWork(
         ["a"], ("x",), among_labels=True, truncation="default"
     )
-    relations = codec.to_work(
+    relations = job_codec.to_work(
         worker_pb2.Job(extract=pb.ExtractRequest(items=[item("abc")], relations=task))
     )
     assert relations == RelationsWork(["abc"], ("in",), ("city",), 0.25, "default")
     known = pb.Item(
         text="in Bern", entities=[pb.Entity(start=3, end=7, label="city", score=0.5, text="Bern")]
     )
-    given = codec.to_work(
+    given = job_codec.to_work(
         worker_pb2.Job(extract=pb.ExtractRequest(items=[item("a"), known], relations=task))
     )
     assert given == RelationsWork(
@@ -134,15 +137,15 @@ def test_regions() -> None:
         items=items, regions=pb.RegionsTask(labels=["cat", "dog"], threshold=0.25)
     )
     parts = {0: (Part(b"png", "items[0].image"),)}
-    assert codec.to_work(worker_pb2.Job(extract=request)) == RegionsWork(
+    assert job_codec.to_work(worker_pb2.Job(extract=request)) == RegionsWork(
         ["", "a"], ("cat", "dog"), 0.25, parts
     )
     request.regions.ClearField("threshold")
-    assert codec.to_work(worker_pb2.Job(extract=request)) == RegionsWork(
+    assert job_codec.to_work(worker_pb2.Job(extract=request)) == RegionsWork(
         ["", "a"], ("cat", "dog"), None, parts
     )
     [reported] = sent(
-        ExtractResult([Extraction(regions=(Region("cat", 0.5, 1.0, 2.0, 3.0, 4.0),))])
+        ExtractResult([Extraction(regions=(Region(1.0, 2.0, 3.0, 4.0, "cat", 0.5),))])
     ).extract.results
     assert reported == pb.Extraction(
         regions=[pb.Region(left=1, top=2, right=3, bottom=4, label="cat", score=0.5)]
@@ -163,7 +166,7 @@ def test_turns() -> None:
         turns=(Turn("user", "a"), Turn("assistant", "b"), Turn("system", "s")),
         template_values='{"a": 1}',
     )
-    made = codec.to_work(worker_pb2.Job(extract=request))
+    made = job_codec.to_work(worker_pb2.Job(extract=request))
     assert isinstance(made, TextWork)
     assert replace(made, seeds=()) == wanted
 
@@ -184,7 +187,9 @@ def test_sampling_stop_strings_and_tools() -> None:
         single_tool_call=True,
         item_role=pb.Turn.ROLE_TOOL,
     )
-    made = codec.to_work(worker_pb2.Job(extract=pb.ExtractRequest(items=[item("c")], text=task)))
+    made = job_codec.to_work(
+        worker_pb2.Job(extract=pb.ExtractRequest(items=[item("c")], text=task))
+    )
     assert isinstance(made, TextWork)
     assert replace(made, seeds=()) == TextWork(
         ["c"],
@@ -206,7 +211,7 @@ def test_seeds_are_from_the_item_or_derived_from_the_job() -> None:
     request = pb.ExtractRequest(items=items, text=pb.TextTask())
 
     def seeds(job_id: str) -> tuple[bytes, ...]:
-        made = codec.to_work(worker_pb2.Job(job_id=job_id, extract=request))
+        made = job_codec.to_work(worker_pb2.Job(job_id=job_id, extract=request))
         assert isinstance(made, TextWork)
         return made.seeds
 
@@ -233,7 +238,7 @@ def test_items_of_parts() -> None:
             Part("b", "items[3].parts[2].text"),
         ),
     }
-    work = codec.to_work(worker_pb2.Job(encode=pb.EncodeRequest(items=items)))
+    work = job_codec.to_work(worker_pb2.Job(encode=pb.EncodeRequest(items=items)))
     assert work == EncodeWork(["alone", "", "c", ""], parts=parts, truncation="default")
     asked = pb.ScoreRequest(query=pb.Item(image=shown), documents=items[:2])
     parts = {1: (Part(b"png", "documents[1].image"),)}
@@ -244,7 +249,7 @@ def test_items_of_parts() -> None:
         parts=parts,
         truncation="default",
     )
-    assert codec.to_work(worker_pb2.Job(score=asked)) == wanted
+    assert job_codec.to_work(worker_pb2.Job(score=asked)) == wanted
 
 
 def test_cards_of_image_models() -> None:
@@ -282,7 +287,7 @@ def test_cards_of_image_models() -> None:
 def test_chunks_of_documents_have_pages_and_texts() -> None:
     chunking = pb.Chunking(method=pb.Chunking.METHOD_TOKENS, return_text=True)
     job = worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")], chunking=chunking))
-    work = codec.to_work(job)
+    work = job_codec.to_work(job)
     assert isinstance(work, EncodeWork)
     assert work.chunking == Chunking("tokens", return_text=True)
     result = EncodeResult(chunks=Chunks([0, 2], [0, 3], [2, 5], [4, 4], [1, 2], ["ab", "cd"]))
@@ -345,7 +350,7 @@ def test_chunks_of_documents_have_pages_and_texts() -> None:
 )
 def test_invalid_work_is_refused(job: worker_pb2.Job, error: type[ShoalError], field: str) -> None:
     with pytest.raises(error) as caught:
-        codec.to_work(job)
+        job_codec.to_work(job)
     assert caught.value.field == field
 
 
@@ -509,22 +514,20 @@ def test_schemas() -> None:
         (SchemaLabel("a", "b", 0.5),),
         (SchemaClassification("q", (SchemaLabel("l"),), True, 0.0, "e"),),
         (SchemaLabel("r"),),
-        (SchemaStructure("s", (SchemaField("f", True, ("c",), "d", 0.25), SchemaField("g"))),),
+        (SchemaStructure("s", (SchemaField("f", "str", ("c",), "d", 0.25), SchemaField("g"))),),
         0.75,
     )
-    assert codec.to_work(worker_pb2.Job(extract=request)) == StructureWork(
+    assert job_codec.to_work(worker_pb2.Job(extract=request)) == StructureWork(
         ["a text"], asked, "start"
     )
-    assert sorted(filter(None, asked.texts())) == sorted("abqelrsfcdg")
+    assert sorted(text for _, text in schema_texts(asked) if text) == sorted("abqelrsfcdg")
     [reported] = sent(
         ExtractResult(
             [
                 Extraction(
                     classifications=(Classification("q", (LabelScore("l", 0.5),)),),
                     structures=(
-                        Structure(
-                            "s", (Field("f", (Value("x", 0.5, 0, 1), Value("c", 0.25)), many=True),)
-                        ),
+                        Structure("s", {"f": (Value("x", 0.5, 0, 1), Value("c", 0.25)), "g": None}),
                     ),
                 )
             ]
@@ -537,6 +540,12 @@ def test_schemas() -> None:
     assert reported == pb.Extraction(
         classifications=[pb.Classification(name="q", labels=[pb.LabelScore(label="l", score=0.5)])],
         structures=[
-            pb.Structure(name="s", fields=[pb.StructureField(name="f", values=values, list=True)])
+            pb.Structure(
+                name="s",
+                fields=[
+                    pb.StructureField(name="f", values=values, list=True),
+                    pb.StructureField(name="g"),
+                ],
+            )
         ],
     )

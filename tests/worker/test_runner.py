@@ -32,7 +32,7 @@ from services.worker.jobs.execution.runner import DeviceRunner, IdleWork
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.waste import Waste
 from services.worker.memory.resident import Resident
-from services.worker.mesh import codec
+from services.worker.mesh import job_codec
 from services.worker.scheduling.batcher import NO_CALLER, Batch, BatchGroup, BatchLimits, Flow
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.waiting import wait_until
@@ -145,7 +145,7 @@ class Bench:
             received_at=0.0,
             queue_seconds=0.0,
         )
-        held.prepared = self.model.prepare(codec.to_work(job))
+        held.prepared = self.model.prepare(job_codec.to_work(job))
         return held
 
     def ended(self) -> bool:
@@ -214,7 +214,7 @@ def test_growing_job_is_finished_once_by_its_last_batch() -> None:
         held, later = b.held(SLOW, "bcd"), b.held("xyz")
         b.runner.grow(held, beginning(held.ready, 1))
         wait_until(lambda: b.runner.is_running)
-        held.prepared = b.model.prepare(codec.to_work(held.job))
+        held.prepared = b.model.prepare(job_codec.to_work(held.job))
         assert b.runner.add([held]) == []
         b.model.gate.set()
         b.runner.add([later])
@@ -229,7 +229,7 @@ def test_growing_job_that_failed_is_not_computed_further() -> None:
         b.runner.grow(held, beginning(held.ready, 1))
         wait_until(lambda: held in b.outcomes.broken)
         assert held.unwanted, "its preparation ends"
-        b.runner.grow(held, b.model.prepare(codec.to_work(held.job)))
+        b.runner.grow(held, b.model.prepare(job_codec.to_work(held.job)))
         assert b.runner.add([held]) == []
         b.runner.add([other])
         wait_until(lambda: b.outcomes.done == [other])
@@ -276,7 +276,7 @@ def test_jobs_of_all_dimensions_and_data_types_share_a_forward_pass(tmp_path: Pa
                 received_at=0.0,
                 queue_seconds=0.0,
             )
-            held.prepared = model.prepare(codec.to_work(job))
+            held.prepared = model.prepare(job_codec.to_work(job))
             jobs.append(held)
         b.runner.add(jobs)
         wait_until(lambda: len(b.outcomes.done) == len(wishes))

@@ -228,6 +228,44 @@ async def test_batch_lost_with_its_router_is_pulled_again(tmp_path: Path, others
     await dying.stop()
 
 
+class UnavailableRouter(FakeRouter):
+    """Refuses pulls while `is_unavailable`, and records the requests."""
+
+    is_unavailable = True
+
+    async def Pull(
+        self, request: worker_pb2.PullRequest, context: object
+    ) -> worker_pb2.PullResponse:
+        if self.is_unavailable:
+            self.lanes.pulls.append(request)
+            raise NoCapacity("gone")
+        return await super().Pull(request, context)
+
+
+async def test_repeated_pull_names_the_lanes_where_its_batch_may_be(tmp_path: Path) -> None:
+    """A model is loaded between a pull that failed and its repetition."""
+    lanes = FakeLanes()
+    router = UnavailableRouter(lanes)
+    await router.start()
+
+    async def load(number: int, model: str) -> None:
+        directive = worker_pb2.Directive(seq=number, load_model=model)
+        lanes.next_response = worker_pb2.HeartbeatResponse(directives=[directive])
+        await until(lambda: lanes.states().get(model) == models_pb2.MODEL_STATE_RESIDENT)
+
+    async with worker(tmp_path, [router], "org/b"):
+        await load(1, MODEL)
+        await until(lambda: any(request.lanes for request in lanes.pulls))
+        await load(2, "org/b")
+        router.is_unavailable = False
+        await until(lambda: any(len(request.lanes) > 1 for request in lanes.pulls))
+        asked: dict[str, list[str]] = {}
+        for request in lanes.pulls:
+            named = sorted(lane.model for lane in request.lanes)
+            assert asked.setdefault(request.batch_id, named) == named
+    await router.stop()
+
+
 @pytest.mark.parametrize("stopping", [0, 1])
 async def test_router_that_does_not_long_poll_is_abandoned(tmp_path: Path, stopping: int) -> None:
     lanes = FakeLanes()

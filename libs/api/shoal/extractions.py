@@ -1,8 +1,11 @@
-"""Results of `extract` for one item, and the parts of generated text."""
+"""Results of `extract` for one item, and the parts of generated text.
+
+Models build these types (`libs/models`), so they need the standard library alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -10,7 +13,7 @@ from typing import Literal
 @dataclass(frozen=True, slots=True)
 class Entity:
     """A labelled span of text. `start` and `end` (exclusive) count Unicode code points, as Python's
-    strings do.
+    strings do. Scores are 0..1, here and below.
     """
 
     start: int
@@ -40,10 +43,10 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A labelled box in an image, in pixels from its upper left corner.
+    """A labelled box in an image, in pixels from the upper left corner of the upright image.
 
     Attributes:
-        polygon: The x and y of each corner of an outline; empty without one.
+        polygon: The x and y of each corner of an outline in turn; empty without one.
     """
 
     left: float
@@ -94,11 +97,23 @@ class Structure:
     """One object of the schema's structure `name`.
 
     Attributes:
-        fields: The value of each field: a list, or the best value or None.
+        fields: The value of each field, in the order of the schema: a list, or the best value or
+            None.
     """
 
     name: str
     fields: Mapping[str, tuple[Value, ...] | Value | None]
+
+    def values(self) -> Iterator[tuple[str, Value]]:
+        """Yield each value with the name of its field."""
+        for name, found in self.fields.items():
+            for value in field_values(found):
+                yield name, value
+
+
+def field_values(found: tuple[Value, ...] | Value | None) -> tuple[Value, ...]:
+    """Return the values of a structure's field, which is a list or not."""
+    return found if isinstance(found, tuple) else () if found is None else (found,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +149,7 @@ class Extraction:
         text: The generated text, which the model ended (`finish_reason` "stop") or which was cut
             off ("length").
         form: The text as JSON, of models that generate a form.
-        pages: The pages of an item of pages, instead of `text`.
+        pages: The pages of an item of pages in their order, instead of `text`.
         document_pages: Number of pages of the item's documents, read or not.
         tool_calls: The functions that the model called.
         tokens: The tokens of `text`, if `top_logprobs` was requested.

@@ -1,5 +1,8 @@
 """`Schema`: what to find in texts, for models that answer to schemas (GLiNER2): entities, classes,
-relations and structures.
+relations and structures, all in one forward pass.
+
+Names and labels are unique within their list, and only descriptions may be empty. Models read these
+types (`libs/models`), so they need the standard library alone.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ Labels: TypeAlias = "Iterable[str] | Mapping[str, str | Mapping[str, Any] | None
 _FIELD_KEYS = frozenset({"name", "dtype", "choices", "description", "threshold"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SchemaLabel:
-    """A label and its meaning.
+    """A label of entities or of a classification, or a relation, and its meaning.
 
     Attributes:
         threshold: Minimum score; None: the schema's.
@@ -29,7 +32,7 @@ class SchemaLabel:
     threshold: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SchemaClassification:
     """A classification of the whole text.
 
@@ -45,7 +48,7 @@ class SchemaClassification:
     description: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SchemaField:
     """A field of a structure.
 
@@ -62,7 +65,7 @@ class SchemaField:
     threshold: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SchemaStructure:
     """A kind of object with fields. A text may describe several objects of it."""
 
@@ -70,7 +73,7 @@ class SchemaStructure:
     fields: tuple[SchemaField, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Schema:
     """A description of all findings to extract from each text in one forward pass. A task of
     `extract`; each method returns an extended schema:

@@ -85,15 +85,14 @@ Scale = Literal["logit", "probability"]
 # What happens to an item that is empty, too long (truncation "none") or not a text: the call fails,
 # or the item is skipped.
 OnInvalid = Literal["raise", "skip"]
+Speaker = Literal["user", "assistant", "system", "tool"]
 # An earlier message of the user, the model or the system: ("user", "Who was Ada?"), ("assistant",
 # "A mathematician."). An assistant's function calls are a third value, and a function's return
 # value has the role "tool".
-Turn: TypeAlias = (
-    tuple[Literal["user", "assistant", "system", "tool"], str]
-    | tuple[Literal["assistant"], str, Sequence[ToolCall]]
-)
+Turn: TypeAlias = tuple[Speaker, str] | tuple[Literal["assistant"], str, Sequence[ToolCall]]
 # What to do with the text that a document's pages have already.
 TextLayer = Literal["prefer", "only", "never"]
+TextKind = Literal["caption", "detailed_caption", "ocr", "ocr_regions"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 # An entity that the caller knows: start and end (exclusive) in code points, and its label if it has
 # one; or an Entity of a result.
@@ -247,7 +246,7 @@ class ReadText:
         item_role: "tool": the items are the return values of a function that was called in `turns`.
     """
 
-    kind: Literal["caption", "detailed_caption", "ocr", "ocr_regions"] = "caption"
+    kind: TextKind = "caption"
     max_tokens: int = 0
     text_layer: TextLayer | None = None
     instruction: str = ""

@@ -10,13 +10,14 @@ from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Entity, Extraction, Relation
 from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kinds.gliner.card import Gliner
 from libs.kinds.gliner.relations import EntityPairScorer
-from libs.models.interface.results import Entity, Extraction, Relation, Result
+from libs.models.interface.results import Result
 from libs.models.interface.sequences import InputSequence, Output, Prepared
 from libs.models.interface.work import (
     CancelCheck,

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 import numpy as np
+from shoal.extractions import Entity, Extraction
+from shoal.schema import Schema, SchemaLabel
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kinds.gliner2.schemas import SchemaPrompt, build_prompt
-from libs.models.interface.results import Entity, Extraction, Result
-from libs.models.interface.schema import Schema, SchemaLabel
+from libs.models.interface.results import Result
 from libs.models.interface.sequences import InputSequence, Output, Prepared
 from libs.models.interface.work import (
     CancelCheck,

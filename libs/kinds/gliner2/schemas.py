@@ -10,14 +10,16 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Final
 
+from shoal.schema import Schema, SchemaLabel, SchemaStructure
+
 from libs.errors import InvalidInput
 from libs.kinds.gliner2.spans.head import FieldQuery, SpanTask
-from libs.models.interface.schema import Schema, SchemaLabel, SchemaStructure
+from libs.models.interface.schema import schema_texts
 
 NAME: Final = "[P]"
 ENTITY, RELATION, FIELD, CLASS = "[E]", "[R]", "[C]", "[L]"
@@ -55,7 +57,7 @@ class SchemaPrompt:
 
 def build_prompt(schema: Schema) -> SchemaPrompt:
     """Build the prompt. Raises InvalidInput with the path of a text that contains a marker."""
-    for path, text in _texts(schema):
+    for path, text in schema_texts(schema):
         if marker := next((marker for marker in MARKERS if marker in text), None):
             raise InvalidInput(
                 f"{path} contains {marker}, which separates the parts of a schema", field=path
@@ -74,7 +76,7 @@ def build_prompt(schema: Schema) -> SchemaPrompt:
         fields = [
             FieldQuery(
                 default if one.threshold is None else one.threshold,
-                best=one.single and not one.choices,
+                best=one.dtype == "str" and not one.choices,
                 choices=tuple(places[choice.lower()] for choice in one.choices) or None,
             )
             for one in structure.fields
@@ -85,7 +87,7 @@ def build_prompt(schema: Schema) -> SchemaPrompt:
             made,
             _described("entities", schema.entities),
             ENTITY,
-            [one.name for one in schema.entities],
+            [one.label for one in schema.entities],
         )
         made.tasks.append(
             SpanTask(
@@ -94,14 +96,16 @@ def build_prompt(schema: Schema) -> SchemaPrompt:
             )
         )
     for relation in schema.relations:
-        name = f"{relation.name}: {relation.description}" if relation.description else relation.name
+        name = (
+            f"{relation.label}: {relation.description}" if relation.description else relation.label
+        )
         made.fields += _add(made, name, RELATION, ["head", "tail"])
         made.tasks.append(SpanTask((FieldQuery(_threshold(relation, default), best=True),) * 2))
     names = made.names[:]
     for question in schema.classifications:
         name = f"{question.name}: {question.description}" if question.description else question.name
         made.classes += _add(
-            made, _described(name, question.labels), CLASS, [one.name for one in question.labels]
+            made, _described(name, question.labels), CLASS, [one.label for one in question.labels]
         )
     made.names = names  # classifications have no number of instances
     made.words[-1] = BEFORE_TEXT
@@ -130,7 +134,7 @@ def _add(made: SchemaPrompt, name: str, marker: str, fields: Sequence[str]) -> l
 
 def _described(name: str, labels: Iterable[SchemaLabel]) -> str:
     return name + "".join(
-        f" {DESCRIPTION} {one.name}: {one.description}" for one in labels if one.description
+        f" {DESCRIPTION} {one.label}: {one.description}" for one in labels if one.description
     )
 
 
@@ -169,31 +173,6 @@ def _firsts(words: Sequence[str], structures: Sequence[SchemaStructure]) -> list
     for number, word in enumerate(words):
         places.setdefault(word.lower(), number)
     return [places[name] for name in _choices(structures)[1]]
-
-
-def _texts(schema: Schema) -> Iterator[tuple[str, str]]:
-    """Yield every text of the schema with its path in a request."""
-    for name, labels in (("entities", schema.entities), ("relations", schema.relations)):
-        yield from _label_texts(f"structure.{name}", labels)
-    for number, question in enumerate(schema.classifications):
-        path = f"structure.classifications[{number}]"
-        yield f"{path}.name", question.name
-        yield f"{path}.description", question.description
-        yield from _label_texts(f"{path}.labels", question.labels)
-    for number, structure in enumerate(schema.structures):
-        path = f"structure.structures[{number}]"
-        yield f"{path}.name", structure.name
-        for index, one in enumerate(structure.fields):
-            yield f"{path}.fields[{index}].name", one.name
-            yield f"{path}.fields[{index}].description", one.description
-            for place, choice in enumerate(one.choices):
-                yield f"{path}.fields[{index}].choices[{place}]", choice
-
-
-def _label_texts(path: str, labels: Sequence[SchemaLabel]) -> Iterator[tuple[str, str]]:
-    for number, one in enumerate(labels):
-        yield f"{path}[{number}].label", one.name
-        yield f"{path}[{number}].description", one.description
 
 
 @cache

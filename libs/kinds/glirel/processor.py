@@ -13,13 +13,14 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Entity, Extraction, Relation
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kinds.gliner.processor import THRESHOLD
 from libs.kinds.glirel.card import LABEL_MARKER, TEXT_MARKER, Glirel
 from libs.kinds.glirel.head import PairPlaces, Places
-from libs.models.interface.results import Entity, Extraction, Relation, Result
+from libs.models.interface.results import Result
 from libs.models.interface.sequences import InputSequence, Output, Prepared, SparseRow
 from libs.models.interface.work import (
     CancelCheck,

@@ -15,12 +15,13 @@ from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Extraction, LabelScore
 from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kinds.laya.card import Laya
-from libs.models.interface.results import Extraction, LabelScore, Result
+from libs.models.interface.results import Result
 from libs.models.interface.sequences import InputSequence, Output, Prepared
 from libs.models.interface.work import CancelCheck, ClassifyWork, Truncation, Work, never_cancelled
 from libs.models.runtime.answer_budget import build_result

@@ -13,10 +13,11 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Extraction, LabelScore
 
 from libs.catalog.card import Card
 from libs.kinds.sequence_labels.processor import LabelsProcessor
-from libs.models.interface.results import Extraction, LabelScore, Result
+from libs.models.interface.results import Result
 from libs.models.interface.sequences import Output, Prepared
 from libs.models.interface.work import CancelCheck, ClassifyWork, Work, never_cancelled
 from libs.models.runtime.answer_budget import build_result

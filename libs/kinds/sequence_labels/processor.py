@@ -10,10 +10,11 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Extraction
 
 from libs.catalog.card import Card
 from libs.models.interface.processor import Processor
-from libs.models.interface.results import Extraction, Result, ScoreResult
+from libs.models.interface.results import Result, ScoreResult
 from libs.models.interface.sequences import InputSequence, Output, Prepared
 from libs.models.interface.work import (
     CancelCheck,

@@ -7,10 +7,11 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Entity, Extraction
 
 from libs.catalog.card import Card
 from libs.kinds.token_labels.card import entity_kind
-from libs.models.interface.results import Entity, Extraction, Result
+from libs.models.interface.results import Result
 from libs.models.interface.sequences import Output, Prepared
 from libs.models.interface.work import CancelCheck, EntitiesWork, Work, never_cancelled
 from libs.models.runtime.answer_budget import build_result

@@ -14,10 +14,11 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final, Literal
 
+from shoal.extractions import ToolCall
+
 from libs.catalog.card import Card
 from libs.errors import InvalidInput, ModelBroken
 from libs.models.generation.tools import tool_form
-from libs.models.interface.work import ToolCall
 from libs.models.text.tokenising.renderer import (
     SPECIAL_TOKENS,
     Renderer,

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from shoal.extractions import Extraction, PageText
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
@@ -20,7 +21,7 @@ from libs.models.generation.decoding.loop import DecodeLoop, compile_kernels
 from libs.models.generation.decoding.sequences import DecodeSequence, SequenceRequest, pages_needed
 from libs.models.generation.reader import Reader
 from libs.models.generation.stops import stable_text
-from libs.models.interface.results import Extraction, ExtractResult, PageText, Result
+from libs.models.interface.results import ExtractResult, Result
 from libs.models.interface.sequences import (
     GENERATE,
     GeneratedIds,
@@ -549,9 +550,9 @@ def _merge_texts(item: _Item, generated: Sequence[Extraction]) -> Extraction:
         else:
             finishes.append(generated[each[0]])
             pages.append(PageText(each[1], generated[each[0]].text, False))
-    cut = any(each.finish == "length" for each in finishes)
+    cut = any(each.finish_reason == "length" for each in finishes)
     return Extraction(
         pages=tuple(pages),
         document_pages=item.document_pages,
-        finish="length" if cut else "stop" if finishes else "",
+        finish_reason="length" if cut else "stop" if finishes else "",
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Final, Protocol
 
+from shoal.extractions import Extraction, TokenLogprob
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from libs.models.generation.stops import StopStrings, text_before_stop
 from libs.models.generation.tools import FIELD as TOOLS_FIELD
 from libs.models.generation.tools import ToolForm
 from libs.models.interface.packed import GivenRows
-from libs.models.interface.results import Extraction, ExtractResult, TokenLogprob
+from libs.models.interface.results import ExtractResult
 from libs.models.interface.sequences import GeneratedIds, InputSequence, YieldPoint
 from libs.models.interface.work import CancelCheck, GenerationWork, Sampling, TextWork
 
@@ -207,7 +208,7 @@ def extraction(
     ids: list[int] = generated.ids.tolist()
     whole = decode(ids)
     if not isinstance(work, TextWork):
-        return Extraction(text=whole.strip(), finish=generated.finish)
+        return Extraction(text=whole.strip(), finish_reason=generated.finish)
     text = text_before_stop(whole, work.stops)
     is_whole = len(text) == len(whole)
     tokens: tuple[TokenLogprob, ...] = ()
@@ -218,7 +219,7 @@ def extraction(
     text = text if work.raw_prompt else text.strip()
     form = parse_answer(text, generated.finish) if work.json_schema and is_whole else None
     return Extraction(
-        text=text, finish=generated.finish, json=form, tokens=tokens, tool_calls=calls
+        text=text, finish_reason=generated.finish, form=form, tokens=tokens, tool_calls=calls
     )
 
 
@@ -237,7 +238,7 @@ def _tokens(count: int, generated: GeneratedIds, token_text: TokenText) -> tuple
 def _tokens_with(characters: int, ids: list[int], decode: Decode) -> int:
     """Return the number of tokens that hold the text's first `characters` characters.
 
-    A character may have several tokens, and none of them has a text alone, so prefixes are
+    A character may have several tokens, none of which has its own text, so prefixes are
     decoded: about log2(tokens) of them.
     """
 

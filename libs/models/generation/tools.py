@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from libs.models.interface.work import TextWork, ToolCall
+from shoal.extractions import ToolCall
+
+from libs.models.interface.work import TextWork
 
 FIELD: Final = "text.tools"
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"

@@ -15,19 +15,14 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Extraction
 
 from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
 from libs.models.images.patches import ImageInput
 from libs.models.images.texts import ImageModelTexts
 from libs.models.interface.output_cache import JobOutputCache, OutputCache
-from libs.models.interface.results import (
-    EncodeResult,
-    Extraction,
-    ExtractResult,
-    Result,
-    ScoreResult,
-)
+from libs.models.interface.results import EncodeResult, ExtractResult, Result, ScoreResult
 from libs.models.interface.sequences import Head, InputSequence, Output, Prepared
 from libs.models.interface.work import (
     CancelCheck,

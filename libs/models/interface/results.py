@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Extraction
+from shoal.tokens import Tokens
 
-from libs.models.interface.work import DataType, ToolCall
+from libs.models.interface.work import DataType
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,150 +103,9 @@ class ScoreResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Entity:
-    """A labelled span of a text: code points, end exclusive; score 0..1."""
-
-    start: int
-    end: int
-    label: str
-    score: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class LabelScore:
-    """A label and its score: 0..1; for embedding models the cosine to the label's prompt."""
-
-    label: str
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """A relation `label` from `head` to `tail`; score 0..1."""
-
-    head: Entity
-    tail: Entity
-    label: str
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A labelled box. Edges in pixels from the left and from the top of the upright image; score
-    0..1.
-
-    `polygon`: x and y of each corner of the outline in turn, in pixels; empty if the model returns
-    no outline.
-    """
-
-    label: str
-    score: float
-    left: float
-    top: float
-    right: float
-    bottom: float
-    polygon: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PageText:
-    """The text of a document's page. `page` counts from 1.
-
-    Attributes:
-        is_text_layer: Whether the text was read from the file, not generated.
-    """
-
-    page: int
-    text: str
-    is_text_layer: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Classification:
-    """The labels of a schema's classification, best first."""
-
-    name: str
-    labels: tuple[LabelScore, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A value of a field: words of the text or a choice; score 0..1. `start` and `end` (exclusive)
-    are code points.
-    """
-
-    text: str
-    score: float
-    start: int | None = None
-    end: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field of a structure. Without `many` it has at most one value."""
-
-    name: str
-    values: tuple[Value, ...]
-    many: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """One instance of the schema's structure `name`, with all of its fields in their order."""
-
-    name: str
-    fields: tuple[Field, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token's text and log probability.
-
-    Attributes:
-        top: The most likely alternatives, in descending order.
-    """
-
-    text: str
-    logprob: float
-    top: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Extraction:
-    """The results for one item: entities ordered by start, labels, relations and regions best
-    first.
-
-    Attributes:
-        pages: Texts of the item's pages, in their order.
-        document_pages: Number of pages of its documents, read or not.
-        text: Generated text.
-        finish: Reason why generation ended.
-        json: The generated object, if the model generates a form.
-        truncated: Results were dropped because the item's share of the answer is full.
-        tool_calls: Functions that the model called.
-        tokens: Tokens of `text`, if their log probabilities were requested.
-    """
-
-    entities: tuple[Entity, ...] = ()
-    labels: tuple[LabelScore, ...] = ()
-    relations: tuple[Relation, ...] = ()
-    regions: tuple[Region, ...] = ()
-    pages: tuple[PageText, ...] = ()
-    document_pages: int = 0
-    text: str = ""
-    finish: Literal["", "stop", "length"] = ""
-    json: Mapping[str, object] | None = None
-    classifications: tuple[Classification, ...] = ()
-    structures: tuple[Structure, ...] = ()
-    truncated: bool = False
-    tool_calls: tuple[ToolCall, ...] = ()
-    tokens: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class ExtractResult:
-    """Entry i for item i.
+    """Entry i for item i: entities are ordered by start, and labels, relations and regions best
+    first.
 
     Attributes:
         output_tokens: Number of generated tokens, including stop tokens.
@@ -256,36 +116,6 @@ class ExtractResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenization:
-    """The tokens of one text.
-
-    Attributes:
-        count: Tokens of the whole text.
-        kept_tokens: Tokens that Encode would keep.
-        ids: Ids of the returned tokens, [tokens] uint32. Empty for a count only, as are all fields
-            below.
-        starts: First character of each token, code points, [tokens] uint32; 0 for special tokens.
-        ends: Character after each token.
-        names: The tokens as the vocabulary writes them; empty unless requested.
-        special_before: Number of returned special tokens before the text.
-        special_after: Number of returned special tokens after the text.
-        kept_start: First character that Encode would keep.
-        kept_end: Character after the last one that Encode would keep.
-    """
-
-    count: int
-    kept_tokens: int
-    ids: NDArray[np.uint32]
-    starts: NDArray[np.uint32]
-    ends: NDArray[np.uint32]
-    names: tuple[str, ...] = ()
-    special_before: int = 0
-    special_after: int = 0
-    kept_start: int = 0
-    kept_end: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class TokenizeResult:
     """Entry i for text i.
 
@@ -293,7 +123,7 @@ class TokenizeResult:
         max_tokens: The model's limit.
     """
 
-    items: list[Tokenization]
+    items: list[Tokens]
     max_tokens: int
 
 

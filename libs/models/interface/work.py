@@ -1,8 +1,8 @@
 """The requests of a model: one Work for each job, without protobuf.
 
-`services/worker/mesh/codec.py` decodes a Job to a Work, and `PackedModel.prepare` turns a Work into
-a Prepared (`sequences.py`). Paths in errors (`items[3].text`, `documents[0].text`, `query.text`,
-`dimensions`) count from the job's first item.
+`services/worker/mesh/job_codec.py` decodes a Job to a Work, and `PackedModel.prepare` turns a Work
+into a Prepared (`sequences.py`). Paths in errors (`items[3].text`, `documents[0].text`,
+`query.text`, `dimensions`) count from the job's first item.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ from typing import Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import ToolCall
+from shoal.results import DataType as DataType
+from shoal.schema import Schema
+from shoal.tasks import Aggregation as Aggregation
+from shoal.tasks import ChunkMethod as ChunkMethod
+from shoal.tasks import Span as Span
+from shoal.tasks import Speaker
+from shoal.tasks import TextKind as TextKind
+from shoal.tasks import TextLayer as TextLayer
 
 from libs.catalog.card import Card
+from libs.catalog.card import Representation as Representation
 from libs.documents.joined_text import PagedText
-from libs.models.interface.schema import Schema
 
 Role = Literal["", "query", "document"]
-Representation = Literal["dense", "sparse", "multi_vector"]
-DataType = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary"]
 Truncation = Literal["none", "end", "start", "windows", "default"]
 """The end at which a text that is too long is cut. "windows": it is read in overlapping windows
 (`text/windows`); a processor never sees it. "default": the model's end, substituted by
 `with_truncation`.
 """
 Scale = Literal["", "logit", "probability"]
-Aggregation = Literal["none", "simple", "first", "average", "max"]
-TextKind = Literal["caption", "detailed_caption", "ocr", "ocr_regions"]
-TextLayer = Literal["prefer", "only", "never"]
-ChunkMethod = Literal["sentences", "tokens", "markdown", "spans"]
 CancelCheck = Callable[[], None]
 """Called between slices of a job's preparation. Raises if no caller waits for the job's result."""
 
@@ -70,19 +73,6 @@ class Part:
 
 Parts = tuple[Part, ...]
 """An item's pieces, in the order in which the model reads them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A chunk that the caller chose: code points of its text, end exclusive.
-
-    Attributes:
-        context: Text put before the chunk.
-    """
-
-    start: int
-    end: int
-    context: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,18 +251,6 @@ class RegionsWork:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a function.
-
-    Attributes:
-        arguments: A JSON object.
-    """
-
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
 class Turn:
     """A message before an item.
 
@@ -280,7 +258,7 @@ class Turn:
         tool_calls: The tool calls of an assistant.
     """
 
-    role: Literal["user", "assistant", "system", "tool"]
+    role: Speaker
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
 

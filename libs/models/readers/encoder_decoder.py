@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from shoal.extractions import Extraction
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -34,7 +35,7 @@ from libs.models.images.loading import read_processing as read_patch_processing
 from libs.models.images.patches import PatchEmbedding, PatchSpec
 from libs.models.images.processing import ImageProcessing
 from libs.models.interface.packed import Packed
-from libs.models.interface.results import Extraction, ExtractResult
+from libs.models.interface.results import ExtractResult
 from libs.models.interface.sequences import GeneratedIds, InputRows, InputSequence, YieldPoint
 from libs.models.interface.work import CancelCheck, GenerationWork, TextWork, items_as_parts
 from libs.models.layers.encoder import PackedEncoder
@@ -366,7 +367,8 @@ class EncoderDecoderReader:
     def _extraction(self, prompt: str, generated: GeneratedIds) -> Extraction:
         if self._model.prompt is None:
             return Extraction(
-                text=self.tokenizer.decode(generated.ids.tolist()).strip(), finish=generated.finish
+                text=self.tokenizer.decode(generated.ids.tolist()).strip(),
+                finish_reason=generated.finish,
             )
         own = self.tokenizer.decode(generated.ids.tolist(), skip_special_tokens=False)
         for token in ("<s>", "</s>", "<pad>"):
@@ -374,7 +376,7 @@ class EncoderDecoderReader:
         whole = re.sub(r"<.*?>", "", prompt + own, count=1).strip()  # the tag of the task
         form = donut.parse_form(whole, self._categories)
         return Extraction(
-            text=own.strip(), finish=generated.finish, json=form if fits(form) else None
+            text=own.strip(), finish_reason=generated.finish, form=form if fits(form) else None
         )
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from shoal.extractions import Extraction, Region
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor, nn
 
@@ -26,7 +27,7 @@ from libs.models.generation.reader import INCOMPLETE, refuse_chat, refuse_sampli
 from libs.models.images.detection.building import fill, processor_values
 from libs.models.images.processing import ImageProcessing
 from libs.models.interface.packed import Packed
-from libs.models.interface.results import Extraction, ExtractResult, Region
+from libs.models.interface.results import ExtractResult
 from libs.models.interface.sequences import GeneratedIds, InputRows, InputSequence, YieldPoint
 from libs.models.interface.work import CancelCheck, GenerationWork, RegionsWork, items_as_parts
 from libs.models.layers.meta import on_meta
@@ -328,10 +329,10 @@ class FlorenceReader:
     def _extraction(self, one: _Asked, generated: GeneratedIds) -> Extraction:
         text = self._plain(generated.ids.tolist())
         if one.form == "text":
-            return Extraction(text=text.strip(), finish=generated.finish)
+            return Extraction(text=text.strip(), finish_reason=generated.finish)
         regions = tuple(parse_regions(text, one.form, one.width, one.height, self._model.banned))
         lines = "\n".join(each.label for each in regions) if one.form == "lines" else ""
-        return Extraction(regions=regions, text=lines, finish=generated.finish)
+        return Extraction(regions=regions, text=lines, finish_reason=generated.finish)
 
     def _plain(self, ids: list[int]) -> str:
         """Decode the text with its locations, without the tokens that frame it."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
+from shoal.extractions import Region
 
 from libs.errors import InvalidInput
-from libs.models.interface.results import Region
 from libs.models.interface.work import TextWork
 
 BINS: Final = 1000
@@ -225,13 +225,13 @@ def _box(label: str, numbers: list[str], scale: tuple[int, int]) -> Region:
     """Build a box. A model may generate the edges in any order."""
     first, second, third, fourth = _scaled(numbers, scale)
     return Region(
-        label, 1.0, min(first, third), min(second, fourth), max(first, third), max(second, fourth)
+        min(first, third), min(second, fourth), max(first, third), max(second, fourth), label, 1.0
     )
 
 
 def _outlined(label: str, corners: tuple[float, ...]) -> Region:
     across, down = corners[0::2], corners[1::2]
-    return Region(label, 1.0, min(across), min(down), max(across), max(down), corners)
+    return Region(min(across), min(down), max(across), max(down), label, 1.0, corners)
 
 
 def _places(region: tuple[float, float, float, float], width: int, height: int) -> str:

@@ -15,16 +15,9 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Entity, Extraction, PageText, Region, Relation, Structure
 
-from libs.models.interface.results import (
-    Entity,
-    Extraction,
-    ExtractResult,
-    PageText,
-    Region,
-    Relation,
-    Structure,
-)
+from libs.models.interface.results import ExtractResult
 from libs.models.interface.work import CancelCheck
 
 MAX_RELATIONS: Final = 10_000
@@ -79,7 +72,7 @@ def fit_to_bytes(item: Extraction, answer_bytes: int) -> Extraction:
     left = answer_bytes - _fixed_bytes(item)
     scored = list(_scored(item))
     if (
-        sum(size for _, size, _ in scored) + _layer_bytes(item.pages) + _json_bytes(item.json)
+        sum(size for _, size, _ in scored) + _layer_bytes(item.pages) + _json_bytes(item.form)
         <= left
     ):
         return item
@@ -89,7 +82,7 @@ def fit_to_bytes(item: Extraction, answer_bytes: int) -> Extraction:
         if left < 0:
             break
         kept[name].append(index)
-    json = item.json if _json_bytes(item.json) <= left else None
+    form = item.form if _json_bytes(item.form) <= left else None
     pages = tuple(_cut(item.pages, max(0, left)))
     return dataclasses.replace(
         item,
@@ -98,7 +91,7 @@ def fit_to_bytes(item: Extraction, answer_bytes: int) -> Extraction:
         regions=tuple(item.regions[index] for index in sorted(kept["regions"])),
         structures=tuple(item.structures[index] for index in sorted(kept["structures"])),
         pages=pages,
-        json=json,
+        form=form,
         truncated=True,
     )
 
@@ -136,9 +129,7 @@ def _scored(item: Extraction) -> Iterator[Scored]:
     for index, region in enumerate(item.regions):
         yield region.score, _region_bytes(region), ("regions", index)
     for index, structure in enumerate(item.structures):
-        score = max(
-            (value.score for field in structure.fields for value in field.values), default=0.0
-        )
+        score = max((value.score for _, value in structure.values()), default=0.0)
         yield score, _structure_bytes(structure), ("structures", index)
 
 
@@ -178,11 +169,8 @@ def _region_bytes(region: Region) -> int:
 
 
 def _structure_bytes(structure: Structure) -> int:
-    size = STRUCTURE_BYTES + _utf8(structure.name)
-    for field in structure.fields:
-        size += STRUCTURE_BYTES + _utf8(field.name)
-        size += sum(ENTITY_BYTES + _utf8(value.text) for value in field.values)
-    return size
+    size = sum(STRUCTURE_BYTES + _utf8(name) for name in (structure.name, *structure.fields))
+    return size + sum(ENTITY_BYTES + _utf8(value.text) for _, value in structure.values())
 
 
 def _layer_bytes(pages: Iterable[PageText]) -> int:

@@ -15,13 +15,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from shoal.extractions import Extraction, PageText
+
 from libs.documents import limits
 from libs.documents.drawn import Drawn, Pixels
 from libs.documents.joined_text import JoinedText, PagedText
 from libs.documents.reader import DocumentReader, OpenDocument
 from libs.documents.text_size import NO_TEXT, TextBudget
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.models.interface.results import Extraction, ExtractResult, PageText
+from libs.models.interface.results import ExtractResult
 from libs.models.interface.sequences import Prepared
 from libs.models.interface.work import (
     CancelCheck,
@@ -264,7 +266,8 @@ class _Opening:
             if found.size > limits.DIVIDED_BYTES:
                 raise InvalidInput(
                     f"the pages up to page {page.number:,} have more than "
-                    f"{limits.DIVIDED_BYTES:,} bytes of text: request fewer pages",
+                    f"{limits.DIVIDED_BYTES:,} bytes of text: request fewer pages, or send ranges "
+                    "of pages as items",
                     field=part.field,
                 )
             if found.size > left.bytes:

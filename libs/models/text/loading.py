@@ -158,11 +158,25 @@ def encoder_config(directory: Path, card: Card) -> Mapping[str, object]:
     return config.values
 
 
-class TextOnlyProcessor:
-    """A processor of a text model. It refuses images and items of several parts."""
+class _Guard:
+    """A processor that checks what another prepares."""
 
     def __init__(self, processor: Processor) -> None:
         self._processor = processor
+
+    def finish_rows(
+        self, prepared: Prepared, outputs: Mapping[int, Output], first: int, most_bytes: int
+    ) -> EncodeResult | None:
+        return finish_rows(self._processor, prepared, outputs, first, most_bytes)
+
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck
+    ) -> Result:
+        return self._processor.finish(prepared, outputs, check_cancelled)
+
+
+class TextOnlyProcessor(_Guard):
+    """A processor of a text model. It refuses images and items of several parts."""
 
     def prepare(self, work: ModelWork, check_cancelled: CancelCheck) -> Prepared:
         refuse_parts(work)
@@ -172,22 +186,9 @@ class TextOnlyProcessor:
         refuse_parts(work)
         yield from prepare_parts(self._processor, work, check_cancelled)
 
-    def finish_rows(
-        self, prepared: Prepared, outputs: Mapping[int, Output], first: int, most_bytes: int
-    ) -> EncodeResult | None:
-        return finish_rows(self._processor, prepared, outputs, first, most_bytes)
 
-    def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck
-    ) -> Result:
-        return self._processor.finish(prepared, outputs, check_cancelled)
-
-
-class TokenizerGuard:
+class TokenizerGuard(_Guard):
     """A processor that raises InvalidInput where the `tokenizers` library fails for a text."""
-
-    def __init__(self, processor: Processor) -> None:
-        self._processor = processor
 
     def prepare(self, work: ModelWork, check_cancelled: CancelCheck) -> Prepared:
         with failing(_cannot_tokenise):
@@ -196,16 +197,6 @@ class TokenizerGuard:
     def prepare_parts(self, work: EncodeWork, check_cancelled: CancelCheck) -> Iterator[Prepared]:
         with failing(_cannot_tokenise):
             yield from prepare_parts(self._processor, work, check_cancelled)
-
-    def finish_rows(
-        self, prepared: Prepared, outputs: Mapping[int, Output], first: int, most_bytes: int
-    ) -> EncodeResult | None:
-        return finish_rows(self._processor, prepared, outputs, first, most_bytes)
-
-    def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck
-    ) -> Result:
-        return self._processor.finish(prepared, outputs, check_cancelled)
 
 
 def broken_tokenizer(problem: str) -> ModelBroken:

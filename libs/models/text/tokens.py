@@ -12,12 +12,13 @@ from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.tokens import Tokens
 from tokenizers import Encoding, Tokenizer
 
 from libs import tokens
 from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput
-from libs.models.interface.results import DetokenizeResult, Result, Tokenization, TokenizeResult
+from libs.models.interface.results import DetokenizeResult, Result, TokenizeResult
 from libs.models.interface.sequences import Prepared
 from libs.models.interface.work import (
     CancelCheck,
@@ -66,11 +67,11 @@ class TokenProcessor:
             raise TypeError("the job was not prepared by a TokenProcessor")
         return prepared.notes
 
-    def _tokenize(self, work: TokenizeWork, check_cancelled: CancelCheck) -> list[Tokenization]:
+    def _tokenize(self, work: TokenizeWork, check_cancelled: CancelCheck) -> list[Tokens]:
         encode = (
             self._tokenizer.encode_batch_fast if work.count_only else self._tokenizer.encode_batch
         )
-        items: list[Tokenization] = []
+        items: list[Tokens] = []
         read = made = name_bytes = 0
         for numbers in sliced([len(text) for text in work.texts], check_cancelled):
             texts = [work.texts[number] for number in numbers]
@@ -93,13 +94,13 @@ class TokenProcessor:
                     )
         return items
 
-    def _tokenization(self, work: TokenizeWork, number: int, encoding: Encoding) -> Tokenization:
+    def _tokenization(self, work: TokenizeWork, number: int, encoding: Encoding) -> Tokens:
         count = len(encoding)
         if count > self._limit and work.truncation == "none":
             raise too_long(_text_path(number), count, self._limit)
         kept_tokens = min(count, self._limit)
         if work.count_only:
-            return Tokenization(count, kept_tokens, _NONE, _NONE, _NONE)
+            return Tokens(count, kept_tokens, _NONE, _NONE, _NONE)
         mask = encoding.special_tokens_mask
         before, after = run_of_ones(mask), run_of_ones(reversed(mask))
         # Without tokens of the text, the mask does not show on which side of it special ones are.
@@ -120,7 +121,7 @@ class TokenProcessor:
                 kept_end = int(offsets[own[-1], 1])
         returned = kept if work.truncation in ("end", "start") else np.arange(count)
         ids = np.array(encoding.ids, np.uint32)[returned]
-        return Tokenization(
+        return Tokens(
             count=count,
             kept_tokens=kept_tokens,
             ids=ids,

@@ -44,7 +44,7 @@ class User:
     """Commands in lower case, subcommands as `command|subcommand`, categories as `@category`."""
     keys: tuple[str, ...]
     """Key patterns."""
-    channels: tuple[str, ...] = (WAKEUP_CHANNEL,)
+    channels: tuple[str, ...] = (WAKEUP_CHANNEL, f"{WAKEUP_CHANNEL}:*")
     """Channel patterns."""
 
     def line(self, password: str | None) -> str:
@@ -72,7 +72,7 @@ ROUTER: Final = User(
     "shoal-router",
     tuple(sorted(_BOTH + _ROUTER)),
     ("v1:*",),
-    (WAKEUP_CHANNEL, f"{STREAMED_CHANNEL}:*"),
+    (WAKEUP_CHANNEL, f"{WAKEUP_CHANNEL}:*", f"{STREAMED_CHANNEL}:*"),
 )
 # It may read the lengths and counters of lanes, but neither the payloads of jobs nor which router
 # waits for their answers. No pattern is read-only: Redis has those (%R) from 7 on.

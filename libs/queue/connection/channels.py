@@ -56,19 +56,19 @@ class RedisChannels:
             await self._any_master().publish(channel, message)
 
     async def messages(
-        self, channel: str, *, is_only_one: bool = False
+        self, *channels: str, is_only_one: bool = False
     ) -> AsyncGenerator[bytes | None, None]:
-        """Yield the messages of a channel, after None.
+        """Yield the messages of these channels, after None once all are subscribed to.
 
         Args:
-            is_only_one: No other process subscribes to this channel (`publish_to_one`).
+            is_only_one: No other process subscribes to this one channel (`publish_to_one`).
         """
         with self._counting_failures(), translated():
-            shard = await self._shard(channel) if is_only_one else None
+            shard = await self._shard(channels[0]) if is_only_one else None
             async with Subscriber(shard or self._any_master().connection_pool) as subscriber:
-                await subscriber.subscribe(channel)
+                await subscriber.subscribe(*channels)
                 if shard is not None:
-                    await subscriber.ssubscribe(channel)
+                    await subscriber.ssubscribe(*channels)
                 is_silent = False
                 while True:
                     message = await _next_message(subscriber)
@@ -76,7 +76,7 @@ class RedisChannels:
                         if is_silent:
                             raise NoCapacity("the queue (Redis) does not answer any more")
                         await subscriber.ping()
-                    elif message["type"] == "subscribe":
+                    elif message["type"] == "subscribe" and message["data"] == len(channels):
                         yield None
                     elif message["type"] in ("message", "smessage"):
                         yield message["data"]

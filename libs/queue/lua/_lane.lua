@@ -165,6 +165,22 @@ local function reap(now, max_attempts, limit, lane, result)   -- recovers the jo
   recover(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 8), max_attempts, limit, lane, result)
 end
 
+local function watch(router_id, now)   -- the router counts the lane as empty until it is notified
+  -- Not `call`: a full Redis refuses it, and reminders notify the router instead.
+  if redis.pcall('ZADD', watchers, now, router_id) == 1 then call('PEXPIRE', watchers, DAY) end
+end
+
+local function notify_watchers(channel, router_id, message)   -- all but the router that calls
+  local others = {}
+  for _, router in ipairs(call('ZRANGE', watchers, 0, -1)) do
+    if router ~= router_id then
+      call('PUBLISH', channel .. ':' .. router, message)
+      others[#others + 1] = router
+    end
+  end
+  write('ZREM', watchers, others)      -- each reads the lane before it counts it as empty again
+end
+
 local function settle()                -- an idle lane keeps only its counters, which expire
   if call('EXISTS', interactive, bulk, leases) > 0 then return end
   call('DEL', payload, owner, attempts, tags_i, tags_b, batches, holders, tenant_of)

@@ -1,5 +1,6 @@
 -- groups: {jobs, tokens of the group in later calls, {id, tenant, weight, tokens, deadline, class,
 -- payload} * jobs} * groups
+-- everywhere: notify all routers and schedulers if the lane was empty, not only its watchers.
 -- Returns 1 or 0 for each group: admitted or not. max_tokens < 0: no limit, for the later calls of
 -- a group.
 local state = call('HMGET', meta, 'queued', 'vi', 'vb')
@@ -21,21 +22,24 @@ local function add(at)
 end
 
 local function admit(first, last, later)
-  local ids, new, known, seen, need = {}, {}, {}, {}, later
+  local ids, new, known, renewed, seen, need = {}, {}, {}, {}, {}, later
   for at = first, last, 7 do ids[#ids + 1] = ARGV[at] end
   local _, members = lookup(ids)
   for position, member in ipairs(members) do
     local id, at = ids[position], first + 7 * (position - 1)
     if member then
       known[#known + 1], known[#known + 2] = id, router_id .. '\0' .. member
+      renewed[#renewed + 1], renewed[#renewed + 2] = id, ARGV[at + 6]
     elseif not fresh[id] and not seen[id] then
       new[#new + 1], seen[id], need = at, true, need + tonumber(ARGV[at + 3])
     end
   end
-  -- A group without new jobs is a client's retry: only its answers' router changes.
+  -- A group without new jobs is a client's retry: only the router changes that gets its answers
+  -- and, named in the payload, its streamed text.
   if #new > 0 and max_tokens >= 0 and queued + added_tokens + need > max_tokens then return 0 end
   for _, at in ipairs(new) do add(at) end
   write('HSET', owner, known)
+  write('HSET', payload, renewed)
   return 1
 end
 
@@ -62,5 +66,12 @@ count('enqueued', added)
 count('enqueued_tokens', added_tokens)
 call('PEXPIRE', meta, DAY)
 call('ZADD', index, clock(now_ms), lane)
-if notify then call('PUBLISH', channel, lane) end
+if notify then
+  local was_empty = call('ZCARD', interactive) + call('ZCARD', bulk) == added
+  if was_empty and (everywhere or call('EXISTS', watchers) == 0) then
+    call('PUBLISH', channel, lane)
+  else
+    notify_watchers(channel, router_id, lane)
+  end
+end
 return admitted

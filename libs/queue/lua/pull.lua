@@ -1,4 +1,6 @@
 -- Leases the next jobs of a lane to a worker.
+-- A router that learns here that the lane is empty becomes its watcher: it need not read the lane
+-- again until it is notified.
 -- exclude_tenants: exclude these tenants; with any, bulk is excluded, too.
 -- Returns {1, more, tokens, id, tokens, attempts, payload, id, ...}, or {0, more, next lease expiry
 -- or -1}.
@@ -22,7 +24,10 @@ end
 local packed = call('HGET', batches, batch_id)
 if packed then                     -- case 1
   jobs = cmsgpack.unpack(packed)
-  if not is_of(jobs, worker_id, batch_id) then return { 0, 0, -1 } end
+  if not is_of(jobs, worker_id, batch_id) then
+    watch(router_id, now)
+    return { 0, 0, -1 }
+  end
   call('ZADD', leases, 'XX', now + lease_ms, batch_id)
   for i = 2, #jobs, 2 do
     local id, tokens = parse(jobs[i])
@@ -30,6 +35,7 @@ if packed then                     -- case 1
     if blob then include(id, tokens, tonumber(call('HGET', attempts, id) or 0), blob) end
   end
   answer[2], answer[3] = call('EXISTS', interactive, bulk) > 0 and 1 or 0, jobs[1]
+  if answer[2] == 0 then watch(router_id, now) end
   return answer
 end
 
@@ -128,6 +134,7 @@ local _, head_tokens = parse(head or '')
 answer[2] = (head or call('ZCARD', interactive) > 0) and 1 or 0
 if size == 0 then                  -- case 6
   settle()
+  watch(router_id, now)
   local expiry = call('ZRANGE', leases, 0, 0, 'WITHSCORES')[2]
   return { 0, takes_others and 0 or answer[2], expiry and tonumber(expiry) or -1 }
 end
@@ -145,5 +152,9 @@ if head then                       -- keep at most one batch of credit, or the s
 elseif credit > 0 then
   call('HDEL', meta, 'credit')
 end
-if notify and answer[2] == 1 then call('PUBLISH', channel, '!\t' .. lane) end    -- WakeupLeft
+if answer[2] == 0 then
+  watch(router_id, now)
+elseif notify then
+  notify_watchers(channel, router_id, '!\t' .. lane)    -- WakeupLeft
+end
 return answer

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import msgspec
+from shoal.requests.words import AGGREGATIONS
+from shoal.tasks import Aggregation
 from shoal.transport.methods import EXTRACT, GET_MODEL
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
@@ -114,15 +116,6 @@ class Token(msgspec.Struct, kw_only=True):
     entity: str | msgspec.UnsetType = msgspec.UNSET
 
 
-_AGGREGATIONS: Final = {
-    "none": pb.AGGREGATION_NONE,
-    "simple": pb.AGGREGATION_SIMPLE,
-    "first": pb.AGGREGATION_FIRST,
-    "average": pb.AGGREGATION_AVERAGE,
-    "max": pb.AGGREGATION_MAX,
-}
-
-
 def text_classification(received: Received) -> MeshCall:
     """Serve the text-classification pipeline. Raises HttpError."""
     request = read(TextClassificationRequest, received)
@@ -202,14 +195,17 @@ def token_classification(received: Received) -> MeshCall:
             "parameters.stride is not supported: send long texts in parts", "parameters.stride"
         )
     strategy = (parameters.aggregation_strategy or "simple").lower()
-    if strategy not in _AGGREGATIONS:
+    if strategy not in AGGREGATIONS:
         raise invalid(
-            f"parameters.aggregation_strategy must be one of {', '.join(_AGGREGATIONS)}",
+            f"parameters.aggregation_strategy must be one of {', '.join(AGGREGATIONS)}",
             "parameters.aggregation_strategy",
         )
     message = _extract(received, request.inputs, "predict")
     message.entities.CopyFrom(
-        pb.EntitiesTask(labels=parameters.labels or (), aggregation=_AGGREGATIONS[strategy])
+        pb.EntitiesTask(
+            labels=parameters.labels or (),
+            aggregation=AGGREGATIONS[cast("Aggregation", strategy)],
+        )
     )
     ignored = frozenset(parameters.ignore_labels or ())
     name = "entity" if strategy == "none" else "entity_group"

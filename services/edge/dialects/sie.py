@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import numpy as np
 from shoal.errors import InvalidInput
-from shoal.requests import codec
+from shoal.requests import codec, words
 from shoal.requests.extract import schema_message
 from shoal.schema import Schema
 from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, SCORE
@@ -298,12 +298,6 @@ both.
 _DOCUMENTS: Final = {"items[].parts[].document": "items[].document"}
 """The caller's name of an item's document."""
 _CHUNKED: Final = {"chunking": "params.chunking"}
-_METHODS: Final = {
-    "sentences": pb.Chunking.METHOD_SENTENCES,
-    "tokens": pb.Chunking.METHOD_TOKENS,
-    "markdown": pb.Chunking.METHOD_MARKDOWN,
-    "spans": pb.Chunking.METHOD_SPANS,
-}
 _OVERFLOW: Final = {
     "truncate": pb.TRUNCATION_END,
     "error": pb.TRUNCATION_NONE,
@@ -376,7 +370,7 @@ def encode(received: Received) -> MeshCall:
 
 
 def _chunking(given: ChunkingIn) -> pb.Chunking:
-    method = _METHODS[given.method]
+    method = words.CHUNK_METHODS[given.method]
     return pb.Chunking(
         method=method, max_tokens=given.max_tokens, overlap=given.overlap, late=given.late
     )

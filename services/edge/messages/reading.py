@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from shoal.errors import InvalidInput
 from shoal.requests.items import file_item, file_part
+from shoal.requests.words import ROLES
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.messages.base import HttpError, Received, invalid
@@ -76,11 +77,6 @@ def target(received: Received, name: str, field: str = "model") -> AliasTarget:
     return found
 
 
-_ROLES: Final[dict[Role, pb.Role]] = {
-    "": pb.ROLE_UNSPECIFIED,
-    "query": pb.ROLE_QUERY,
-    "document": pb.ROLE_DOCUMENT,
-}
 _WORDS: Final[dict[str, Role]] = {
     "": "",
     "query": "query",
@@ -121,7 +117,8 @@ def read_role(target: AliasTarget, **words: str | None) -> pb.Role:
         raise invalid(
             f"{fields} name different roles: send one of them", next(iter(found.values()))
         )
-    return _ROLES[next(iter(found), target.role)]
+    role = next(iter(found), target.role)
+    return ROLES[role] if role else pb.ROLE_UNSPECIFIED
 
 
 def read_truncation(

@@ -10,7 +10,7 @@ from itertools import chain, repeat
 from statistics import fmean, median
 from typing import Final
 
-from shoal import Client, Regions, Schema
+from shoal import Client, Regions
 from shoal.results import EncodeResult, ExtractResult, ScoreResult, Timings
 
 from libs.models import (
@@ -128,11 +128,8 @@ def _ask(client: Client, model: str, work: Work) -> EncodeResult | ScoreResult |
             return client.relations(
                 model, work.texts, work.labels, entity_labels=work.entity_labels, entities=given
             )
-        case StructureWork(schema=asked):
-            schema = Schema().with_entities([one.name for one in asked.entities])
-            for one in asked.structures:
-                schema = schema.with_structure(one.name, [field.name for field in one.fields])
-            return client.extract(model, work.texts, schema)
+        case StructureWork():
+            return client.extract(model, work.texts, work.schema)
         case RegionsWork():
             images = [part.content for part in all_parts(work)]
             return client.extract(

@@ -302,7 +302,7 @@ class Dispatcher:
         ]
         if again:
             await self._lanes.enqueue(
-                lane, [[job] for job in again], max_tokens=NO_LIMIT, notify=True
+                lane, [[job] for job in again], max_tokens=NO_LIMIT, notify=True, everywhere=True
             )
             self._wakeups.notify(lane, len(again))
             metrics.JOBS_QUEUED_AGAIN.inc(len(again))
@@ -378,6 +378,7 @@ class Dispatcher:
                 [group for group, _ in groups],
                 max_tokens=self._max_queued_tokens,
                 notify=notify,
+                everywhere=notify and self._wakeups.needs_loading(lane),
             )
             refusal = None
         except ShoalError as error:

@@ -34,6 +34,16 @@ def is_served(lane: LaneKey, snapshot: FleetSnapshot) -> bool:
     )
 
 
+def can_serve(lane: LaneKey, snapshot: FleetSnapshot) -> bool:
+    """True if the lane's model, with its adapter, is resident in its pool or being loaded there."""
+    if not lane.adapter:
+        return is_served(lane, snapshot)
+    return any(
+        lane.adapter in worker.models[lane.model].adapters
+        for worker in snapshot.holders_in(lane.pool, lane.model)
+    )
+
+
 def holds(worker: WorkerRecord | None, model: str) -> bool:
     """True if the model is resident on the worker and not about to be unloaded."""
     record = worker.models.get(model) if worker is not None else None

@@ -15,7 +15,7 @@ from shoal.v1 import models_pb2
 
 from libs.fleet import Fleet
 from libs.queue import LaneGauges, LaneKey
-from services.router.lanes.offers import is_led, is_served, may_offer
+from services.router.lanes.offers import can_serve, is_led, is_served, may_offer
 from services.router.lanes.pending_pulls import PendingPull, PendingPulls
 from services.router.state.background import Background
 from services.router.state.view import RouterView
@@ -75,6 +75,12 @@ class Wakeups:
         notified.
         """
         return self.pending_pulls.free_count(lane) < jobs
+
+    def needs_loading(self, lane: LaneKey) -> bool:
+        """True if no copy in the pool can serve the lane, so workers at any router, or a scheduler,
+        must be notified of it.
+        """
+        return not can_serve(lane, self._view.snapshot)
 
     def notify(
         self, lane: LaneKey, jobs: int = 1, early: PendingPull | None = None, *, is_new: bool = True

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from shoal.extractions import Extraction
 
 from libs.catalog.card import Card
 from libs.catalog.overrides import Overrides
@@ -20,7 +21,6 @@ from libs.errors import ModelBroken
 from libs.kernels.linear import int8 as kernels
 from libs.models import (
     EncodeResult,
-    Extraction,
     ExtractResult,
     Output,
     PackedModel,

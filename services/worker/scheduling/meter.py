@@ -18,6 +18,7 @@ from libs.models import (
     StructureWork,
     Work,
 )
+from libs.models.interface.schema import schema_texts
 from libs.models.interface.work import EntitiesWork, RegionsWork, TextWork, TokenWork
 
 TextsWork = (
@@ -74,7 +75,7 @@ def _sequences(
             return found[len(found) - len(work.documents) :], 0
         return found, _utf8(work.query) + _utf8(work.instruction)
     if isinstance(work, StructureWork):
-        return found, sum(map(_utf8, work.schema.texts()))
+        return found, sum(_utf8(text) for _, text in schema_texts(work.schema))
     count, labels = len(work.texts), len(work.labels)
     names = sum(
         map(_utf8, (*work.labels, *(work.entity_labels if isinstance(work, RelationsWork) else ())))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ from shoal.extractions import (
     ToolCall,
     Value,
 )
+from shoal.requests import words
+from shoal.requests.words import inverse
 from shoal.results import (
     Chunks,
     DataType,
@@ -67,17 +69,15 @@ from shoal.v1 import aliases_pb2, inference_pb2, mesh_pb2, models_pb2, tensor_pb
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_FINISHES: dict[int, Literal["", "stop", "length"]] = {
-    inference_pb2.FINISH_REASON_STOP: "stop",
-    inference_pb2.FINISH_REASON_LENGTH: "length",
-}
-_STORED: dict[tensor_pb2.DataType, tuple[DataType, str]] = {
-    tensor_pb2.DATA_TYPE_FLOAT32: ("float32", "<f4"),
-    tensor_pb2.DATA_TYPE_FLOAT16: ("float16", "<f2"),
-    tensor_pb2.DATA_TYPE_BFLOAT16: ("bfloat16", "<u2"),
-    tensor_pb2.DATA_TYPE_INT8: ("int8", "i1"),
-    tensor_pb2.DATA_TYPE_UINT8: ("uint8", "u1"),
-    tensor_pb2.DATA_TYPE_BINARY: ("binary", "u1"),
+_FINISH_REASONS = inverse(words.FINISH_REASONS)
+_DATA_TYPES = inverse(words.DATA_TYPES)
+_STORED: dict[DataType, str] = {
+    "float32": "<f4",
+    "float16": "<f2",
+    "bfloat16": "<u2",
+    "int8": "i1",
+    "uint8": "u1",
+    "binary": "u1",
 }
 
 
@@ -121,17 +121,17 @@ def _widened(upper: npt.NDArray[np.uint16]) -> Floats:
 
 def _array(tensor: tensor_pb2.Tensor) -> tuple[Numbers, DataType]:
     """Return the stored numbers in their shape; for BINARY the last axis is whole bytes."""
-    if tensor.data_type not in _STORED:
+    data_type = _DATA_TYPES.get(tensor.data_type)
+    if data_type is None:
         raise ValueError(
             f"this client does not know data type {tensor.data_type}; use a newer version of shoal"
         )
-    data_type, stored = _STORED[tensor.data_type]
     shape = list(tensor.shape)
     if data_type == "binary" and shape:
         shape[-1] = (shape[-1] + 7) // 8
     if not shape or min(shape) < 0:
         raise ValueError(f"a tensor has the invalid shape {shape}")
-    array = np.frombuffer(tensor.data, dtype=stored).reshape(shape)
+    array = np.frombuffer(tensor.data, dtype=_STORED[data_type]).reshape(shape)
     return (_widened(array) if data_type == "bfloat16" else array), data_type
 
 
@@ -333,7 +333,7 @@ def _extraction(message: inference_pb2.Extraction) -> Extraction:
             Structure(one.name, {field.name: _values(field) for field in one.fields})
             for one in message.structures
         ),
-        _FINISHES.get(message.finish_reason, ""),
+        _FINISH_REASONS.get(message.finish_reason, ""),
         json_format.MessageToDict(message.json) if message.HasField("json") else None,
         message.truncated,
         tuple(_flat(ToolCall, call) for call in message.tool_calls),

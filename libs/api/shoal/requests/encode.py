@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal.errors import EmbeddingIdMismatch, InternalError, InvalidInput, ModelChanged
 from shoal.options import EncodeOptions, EncodeStreamOptions
-from shoal.requests import codec
+from shoal.requests import codec, words
 from shoal.requests.items import enum_value, has_document, item_list, message
 from shoal.requests.merging import merge_encode, no_vectors, with_skipped_vectors
 from shoal.requests.plan import ItemPlan, request_frame
@@ -23,22 +23,6 @@ from shoal.results import DataType, EncodeResult, Form, Numbers, Skipped
 from shoal.tasks import Chunking, Item, Items, Parts, Role, Span
 from shoal.transport.methods import ENCODE, ENCODE_STREAM
 from shoal.v1 import inference_pb2 as pb
-from shoal.v1 import tensor_pb2
-
-_ROLES = {"query": pb.ROLE_QUERY, "document": pb.ROLE_DOCUMENT}
-_FORMS = {
-    "dense": pb.REPRESENTATION_DENSE,
-    "sparse": pb.REPRESENTATION_SPARSE,
-    "multi_vector": pb.REPRESENTATION_MULTI_VECTOR,
-}
-_DATA_TYPES = {
-    "float32": tensor_pb2.DATA_TYPE_FLOAT32,
-    "float16": tensor_pb2.DATA_TYPE_FLOAT16,
-    "bfloat16": tensor_pb2.DATA_TYPE_BFLOAT16,
-    "int8": tensor_pb2.DATA_TYPE_INT8,
-    "uint8": tensor_pb2.DATA_TYPE_UINT8,
-    "binary": tensor_pb2.DATA_TYPE_BINARY,
-}
 
 
 @dataclass(slots=True)
@@ -90,9 +74,11 @@ class EncodePlan(ItemPlan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
             pb.EncodeRequest,
             model,
             options,
-            role=enum_value("role", encoding.role, _ROLES),
-            representations=[enum_value("representations", form, _FORMS) for form in self._forms],
-            data_type=enum_value("data_type", encoding.data_type, _DATA_TYPES),
+            role=enum_value("role", encoding.role, words.ROLES),
+            representations=[
+                enum_value("representations", form, words.REPRESENTATIONS) for form in self._forms
+            ],
+            data_type=enum_value("data_type", encoding.data_type, words.DATA_TYPES),
             dimensions=encoding.dimensions,
             normalize=encoding.normalize,
             instruction=encoding.instruction,
@@ -202,12 +188,6 @@ class EncodeParts:
         return self._plan.part(result, first)
 
 
-_METHODS: Final = {
-    "sentences": pb.Chunking.METHOD_SENTENCES,
-    "tokens": pb.Chunking.METHOD_TOKENS,
-    "markdown": pb.Chunking.METHOD_MARKDOWN,
-    "spans": pb.Chunking.METHOD_SPANS,
-}
 _DEFAULT_CHUNK_TOKENS: Final = 512
 
 
@@ -220,7 +200,7 @@ class ChunkPlan:
         self.has_documents = any(map(has_document, items))
         self.message: pb.Chunking = message(
             pb.Chunking,
-            method=enum_value("chunking.method", chunking.method, _METHODS),
+            method=enum_value("chunking.method", chunking.method, words.CHUNK_METHODS),
             max_tokens=chunking.max_tokens,
             overlap=chunking.overlap,
             late=chunking.late,

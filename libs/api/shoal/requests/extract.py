@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from shoal.errors import InvalidInput
 from shoal.extractions import Delta, ToolCall
 from shoal.options import LongTextOptions, StreamOptions
-from shoal.requests import codec
+from shoal.requests import codec, words
 from shoal.requests.items import entity_messages, enum_value, item_list, message
 from shoal.requests.merging import merge_extract, with_skipped_extractions
 from shoal.requests.plan import ItemPlan, SingleReply, request_frame
@@ -31,26 +31,6 @@ _SCORE_BYTES = 16
 """Bytes that routers count for a label or name of an answer in addition to its own bytes."""
 _INSTANCES = 19
 """Instances for which routers count that an answer repeats a relation or a field of a schema."""
-_AGGREGATIONS = {
-    "none": pb.AGGREGATION_NONE,
-    "simple": pb.AGGREGATION_SIMPLE,
-    "first": pb.AGGREGATION_FIRST,
-    "average": pb.AGGREGATION_AVERAGE,
-    "max": pb.AGGREGATION_MAX,
-}
-_KINDS = {
-    "caption": pb.TextTask.KIND_CAPTION,
-    "detailed_caption": pb.TextTask.KIND_DETAILED_CAPTION,
-    "ocr": pb.TextTask.KIND_OCR,
-    "ocr_regions": pb.TextTask.KIND_OCR_REGIONS,
-}
-_FIELD_KINDS = {"list": pb.SchemaField.KIND_LIST, "str": pb.SchemaField.KIND_STRING}
-_SPEAKERS = {
-    "user": pb.Turn.ROLE_USER,
-    "assistant": pb.Turn.ROLE_ASSISTANT,
-    "system": pb.Turn.ROLE_SYSTEM,
-    "tool": pb.Turn.ROLE_TOOL,
-}
 _ITEM_ROLES = {"user": pb.Turn.ROLE_UNSPECIFIED, "tool": pb.Turn.ROLE_TOOL}
 _SAMPLING = (
     "temperature",
@@ -61,11 +41,6 @@ _SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
 )
-_TEXT_LAYERS = {
-    "prefer": pb.TextTask.TEXT_LAYER_PREFER,
-    "only": pb.TextTask.TEXT_LAYER_ONLY,
-    "never": pb.TextTask.TEXT_LAYER_NEVER,
-}
 
 
 class ExtractPlan(ItemPlan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
@@ -166,7 +141,7 @@ def _task(task: Task) -> tuple[str, Message]:
     """Return the field of the request for this task, and its message."""
     match task:
         case Entities():
-            aggregation = enum_value("entities.aggregation", task.aggregation, _AGGREGATIONS)
+            aggregation = enum_value("entities.aggregation", task.aggregation, words.AGGREGATIONS)
             return "entities", message(
                 pb.EntitiesTask,
                 labels=_labels(task.labels, "entities.labels"),
@@ -199,8 +174,8 @@ def _task(task: Task) -> tuple[str, Message]:
         case Schema():
             return "structure", schema_message(task)
         case ReadText():
-            kind = enum_value("text.kind", task.kind, _KINDS)
-            layer = enum_value("text.text_layer", task.text_layer, _TEXT_LAYERS)
+            kind = enum_value("text.kind", task.kind, words.TEXT_KINDS)
+            layer = enum_value("text.text_layer", task.text_layer, words.TEXT_LAYERS)
             return "text", message(
                 pb.TextTask,
                 kind=kind,
@@ -271,7 +246,7 @@ def _turn(number: int, turn: Turn) -> pb.Turn:
         )
     return message(
         pb.Turn,
-        role=enum_value(f"{field}.role", role, _SPEAKERS),
+        role=enum_value(f"{field}.role", role, words.SPEAKERS),
         text=text,
         tool_calls=_calls(calls),
     )
@@ -369,7 +344,7 @@ def _field(field: SchemaField, path: str) -> pb.SchemaField:
     return message(
         pb.SchemaField,
         name=field.name,
-        kind=enum_value(f"{path}.dtype", str(field.dtype), _FIELD_KINDS),
+        kind=enum_value(f"{path}.dtype", str(field.dtype), words.FIELD_DTYPES),
         choices=field.choices,
         description=field.description,
         threshold=field.threshold,

@@ -76,7 +76,7 @@ def message(kind: Callable[..., M], /, **values: object) -> M:
     raise InvalidInput(f"an argument does not fit the request: {problem}")
 
 
-def enum_value(field: str, value: str | None, choices: Mapping[str, E]) -> E | None:
+def enum_value(field: str, value: str | None, choices: Mapping[Any, E]) -> E | None:
     """Return the enum value of a name; None leaves the field at its default. Raises
     InvalidInput.
     """

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from shoal.errors import InvalidInput
+from shoal.requests import words
 from shoal.requests.items import (
     ANY_NUMBER,
     SharedFiles,
@@ -147,14 +148,9 @@ class RequestPlan(ABC, Generic[Q, R, T]):
         return result
 
 
-_ENUM_OPTIONS: Final[Mapping[str, Mapping[str, object]]] = {
-    "truncation": {
-        "none": pb.TRUNCATION_NONE,
-        "end": pb.TRUNCATION_END,
-        "start": pb.TRUNCATION_START,
-        "windows": pb.TRUNCATION_WINDOWS,
-    },
-    "priority": {"interactive": pb.PRIORITY_INTERACTIVE, "bulk": pb.PRIORITY_BULK},
+_ENUM_OPTIONS: Final[Mapping[str, Mapping[Any, object]]] = {
+    "truncation": words.TRUNCATIONS,
+    "priority": words.PRIORITIES,
 }
 _CLIENT_OPTIONS: Final = frozenset({"timeout", "on_progress", "on_invalid"})
 """Options that are not fields of requests."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.options import LongTextOptions
-from shoal.requests import codec
+from shoal.requests import codec, words
 from shoal.requests.items import enum_value, item_list, item_message
 from shoal.requests.merging import merge_score, with_skipped_scores
 from shoal.requests.plan import ItemPlan, SingleReply, request_frame
@@ -14,8 +14,6 @@ from shoal.results import ScoreResult, Skipped
 from shoal.tasks import Item, Items, Scale
 from shoal.transport.methods import SCORE
 from shoal.v1 import inference_pb2 as pb
-
-_SCALES = {"logit": pb.SCORE_SCALE_LOGIT, "probability": pb.SCORE_SCALE_PROBABILITY}
 
 
 @dataclass(slots=True)
@@ -43,7 +41,7 @@ class ScorePlan(ItemPlan[pb.ScoreRequest, pb.ScoreResponse, ScoreResult]):
             options,
             query=item_message("query", scoring.query),
             instruction=scoring.instruction,
-            scale=enum_value("scale", scoring.scale, _SCALES),
+            scale=enum_value("scale", scoring.scale, words.SCALES),
             top_n=scoring.top_n,
         )
         super().__init__(frame, item_list(documents, "documents"), options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
 from typing import Final, TypeVar
 
 import grpc
@@ -15,7 +14,7 @@ from shoal.transport.failures import translate
 from shoal.transport.methods import ENCODE, EXTRACT, MULTIPLEX, SCORE, Method
 from shoal.transport.multiplex import Streams
 from shoal.transport.trust import Tls
-from shoal.transport.wire import Metadata, Wire
+from shoal.transport.wire import Metadata, Transport, Wire
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -30,7 +29,7 @@ _KINDS: Final = {ENCODE.path: "encode", SCORE.path: "score", EXTRACT.path: "extr
 """Methods of calls that may share a stream, and their fields of MultiplexedCall."""
 
 
-class AsyncTransport:
+class AsyncTransport(Transport):
     """A `Transport` that belongs to one event loop."""
 
     def __init__(self, tls: Tls | None) -> None:
@@ -79,22 +78,6 @@ class AsyncTransport:
             return reply
         finally:
             self._streams.leave(pooled, group)
-
-    async def receive(
-        self,
-        address: str,
-        method: Method[Q, R],
-        request: Q,
-        take: Callable[[R], None],
-        *,
-        timeout: float,
-        metadata: Metadata,
-    ) -> None:
-        async with aclosing(
-            self.stream(address, method, request, timeout=timeout, metadata=metadata)
-        ) as replies:
-            async for reply in replies:
-                take(reply)
 
     async def stream(
         self,

@@ -17,7 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -29,7 +29,7 @@ from shoal.transport.channels import Channels, PooledChannel, channel_options
 from shoal.transport.failures import translate
 from shoal.transport.methods import Method
 from shoal.transport.trust import Tls
-from shoal.transport.wire import Metadata, Wire
+from shoal.transport.wire import Metadata, Transport, Wire
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -95,7 +95,7 @@ def _blocking_items(items: AsyncGenerator[T]) -> Generator[T]:
         finish(items.aclose())
 
 
-class BlockingTransport:
+class BlockingTransport(Transport):
     """A `Transport` that threads may share; a forked child process may not."""
 
     def __init__(self, tls: Tls | None) -> None:
@@ -114,22 +114,6 @@ class BlockingTransport:
         finally:
             self.release(pooled)
         return reply
-
-    async def receive(
-        self,
-        address: str,
-        method: Method[Q, R],
-        request: Q,
-        take: Callable[[R], None],
-        *,
-        timeout: float,
-        metadata: Metadata,
-    ) -> None:
-        async with aclosing(
-            self.stream(address, method, request, timeout=timeout, metadata=metadata)
-        ) as replies:
-            async for reply in replies:
-                take(reply)
 
     async def stream(
         self,

@@ -9,6 +9,7 @@ completion in the caller's thread, without an event loop or another thread.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Protocol, TypeVar
 
 from shoal.transport.methods import Method
@@ -44,6 +45,22 @@ class Wire(Protocol):
 
 class Transport(Wire, Protocol):
     """A Wire with its own channels to routers, opened on first use."""
+
+    async def receive(
+        self,
+        address: str,
+        method: Method[Q, R],
+        request: Q,
+        take: Callable[[R], None],
+        *,
+        timeout: float,
+        metadata: Metadata,
+    ) -> None:
+        async with aclosing(
+            self.stream(address, method, request, timeout=timeout, metadata=metadata)
+        ) as replies:
+            async for reply in replies:
+                take(reply)
 
     def stream(
         self,

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Structure, Value
+from shoal.schema import SchemaField, SchemaStructure
 
 from libs.kinds.gliner2.boundary.records import RecordBound, Scores, StructureRecord, find_records
 from libs.kinds.gliner2.boundary.spans import ScoredSpan, disjoint, sent
-from libs.models.interface.results import Field, Structure, Value
-from libs.models.interface.schema import SchemaField, SchemaStructure
+from libs.kinds.gliner2.spans.processor import build_structures
 
 Array = NDArray[np.float32]
 
@@ -80,26 +81,20 @@ class StructureReader:
     def structures(self) -> list[Structure]:
         """Return the records that have a value. Raises InvalidInput for a longer answer than
         `bound` allows."""
-        made = []
+        made: list[Structure] = []
         for row, record in enumerate(self._records):
             values = [
                 self._values(number, row, record) for number in range(len(self._asked.fields))
             ]
             self._bound.claim(sum(len(value.text) for own in values for value in own))
-            named = zip(self._asked.fields, values, strict=True)
-            made.append(
-                Structure(
-                    self._asked.name,
-                    tuple(Field(field.name, tuple(own), not field.single) for field, own in named),
-                )
-            )
-        return [one for one in made if any(field.values for field in one.fields)]
+            made += build_structures(self._asked.name, self._asked.fields, values)
+        return made
 
     def _values(self, number: int, row: int, record: StructureRecord) -> list[Value]:
         field = self._asked.fields[number]
         names = self._spans(number, row, record)
         kept = disjoint(names)
-        if field.single:
+        if field.dtype == "str":
             kept = kept[:1]
         if number in self._choices:
             return self._chosen(number, row, [(names[span], span.score) for span in kept])
@@ -127,7 +122,7 @@ class StructureReader:
                 where = self._anchors[row] or ScoredSpan(0, 0, 0.0)
             else:
                 name = None if where is None else frame.read[where.start : where.end]
-                if not field.single and alone < self._threshold:
+                if field.dtype == "list" and alone < self._threshold:
                     continue
             if name and where is not None:
                 found.setdefault(ScoredSpan(where.start, where.end, score), name)
@@ -136,8 +131,8 @@ class StructureReader:
     def _chosen(self, number: int, row: int, found: Sequence[tuple[str, float]]) -> list[Value]:
         """Return the field's choices, from the first source that has any.
 
-        1. Choices in the text near the record.
-        2. Choices among the record's spans.
+        1. FieldChoices in the text near the record.
+        2. FieldChoices among the record's spans.
         3. The likely choices.
         """
         field, scores = self._asked.fields[number], self._choices[number].scores
@@ -158,7 +153,7 @@ class StructureReader:
         values = [
             Value(choice, float(score)) for choice, score in zip(field.choices, scores, strict=True)
         ]
-        if field.single:
+        if field.dtype == "str":
             values = [max(values, key=lambda one: one.score)]
         return [one for one in values if one.score >= floor]
 
@@ -179,7 +174,7 @@ class StructureReader:
             if order:
                 owner = order[max(0, bisect_right(order, (start, len(self._anchors))) - 1)][1]
                 owned.setdefault(owner, {}).setdefault(choice, (start, end))
-        if not field.single:
+        if field.dtype == "list":
             return {row: list(names) for row, names in owned.items()}
         return {
             row: [min(names, key=lambda name: self._distance(row, names[name]))]

@@ -8,6 +8,8 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Entity, Extraction, Relation, Structure
+from shoal.schema import Schema
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
@@ -21,8 +23,6 @@ from libs.kinds.gliner2.card import Boundary
 from libs.kinds.gliner2.processor import SchemaNotes, SchemaProcessor, ended
 from libs.kinds.gliner2.schemas import BEFORE_TEXT, THRESHOLD, SchemaPrompt
 from libs.kinds.gliner2.spans.processor import classifications
-from libs.models.interface.results import Entity, Extraction, Relation, Structure
-from libs.models.interface.schema import Schema
 from libs.models.interface.sequences import Output, SparseRow
 from libs.models.text.processing.answers import sigmoid
 from libs.models.text.processing.extraction.words import WordFrame, Words, WordSequence
@@ -71,7 +71,7 @@ def _places(schema: Schema, prompt: SchemaPrompt, sequence: WordSequence) -> Bou
     if not len(words):  # no text to search
         return BoundaryPlaces(words, queries[:0], (), 0, threshold, classes, choices)
     records = tuple(
-        tuple(field.single for field in structure.fields) for structure in schema.structures
+        tuple(field.dtype == "str" for field in structure.fields) for structure in schema.structures
     )
     return BoundaryPlaces(
         words, queries, records, len(schema.relations), threshold, classes, choices
@@ -143,7 +143,7 @@ class _Answers:
             ):
                 if (where := self._frame.characters(span.start, span.end)) is not None:
                     yield from self._entity(
-                        label.name, ScoredSpan(where.start, where.end, span.score)
+                        label.label, ScoredSpan(where.start, where.end, span.score)
                     )
 
     def _entity(self, label: str, span: ScoredSpan) -> Iterator[Entity]:
@@ -175,7 +175,7 @@ class _Answers:
             for edge in distinct(found, self._frame.read):
                 for head_entity in self._entity("", edge.head):
                     for tail_entity in self._entity("", edge.tail):
-                        yield Relation(head_entity, tail_entity, asked.name, edge.score)
+                        yield Relation(head_entity, tail_entity, asked.label, edge.score)
 
     def _end(self, spans: Numbers, likely: Array, number: int) -> ScoredSpan | None:
         where = self._frame.characters(int(spans[number, 0]), int(spans[number, 1]))

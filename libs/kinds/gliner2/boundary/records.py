@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.schema import SchemaStructure
 
 from libs.kinds.gliner2.boundary.record_scorer import MAX_STEPS, UNLIKELY, steps
 from libs.kinds.gliner2.spans.processor import AnswerBound
-from libs.models.interface.schema import SchemaStructure
 
 Array = NDArray[np.float32]
 Numbers = NDArray[np.int64]
@@ -77,7 +77,7 @@ def find_records(
     ]
     for field, shares in zip(asked.fields[1:], scores.shares[1:], strict=True):
         likely = shares[best_first]
-        filled = _one_each(likely) if field.single else _spans_by_record(likely, threshold)
+        filled = _one_each(likely) if field.dtype == "str" else _spans_by_record(likely, threshold)
         for record, own in zip(found, filled, strict=True):
             record.append(own)
     made = [

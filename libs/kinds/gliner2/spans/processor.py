@@ -4,12 +4,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import (
+    Classification,
+    Entity,
+    Extraction,
+    LabelScore,
+    Relation,
+    Structure,
+    Value,
+)
+from shoal.schema import Schema, SchemaClassification, SchemaField
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
@@ -17,17 +27,6 @@ from libs.kinds.gliner2.card import Gliner2
 from libs.kinds.gliner2.processor import SchemaNotes, SchemaProcessor
 from libs.kinds.gliner2.schemas import SchemaPrompt
 from libs.kinds.gliner2.spans.head import Query, SchemaPlaces, SpanTask, build_queries
-from libs.models.interface.results import (
-    Classification,
-    Entity,
-    Extraction,
-    Field,
-    LabelScore,
-    Relation,
-    Structure,
-    Value,
-)
-from libs.models.interface.schema import Schema, SchemaClassification, SchemaField
 from libs.models.interface.sequences import Output, SparseRow
 from libs.models.text.heads.extraction.spans import enumerate_spans
 from libs.models.text.processing.answers import best_first, labels_reaching, sigmoid
@@ -125,11 +124,11 @@ class _Answers:
                 entities = [
                     one
                     for query, found in fields
-                    for one in self._entities(schema.entities[query.field].name, found)
+                    for one in self._entities(schema.entities[query.field].label, found)
                 ]
             else:
                 relations += self._relation(
-                    schema.relations[task - first].name, [found for _, found in fields]
+                    schema.relations[task - first].label, [found for _, found in fields]
                 )
         return Extraction(
             entities=tuple(sorted(entities, key=lambda one: (one.start, one.end))),
@@ -193,15 +192,9 @@ class _Answers:
     ) -> list[Structure]:
         """Yield one instance, if any field has a value."""
         schema = self._notes.schema.structures[number]
-        made = [
-            Field(
-                schema.fields[query.field].name,
-                self._values(number, query.field, found),
-                not schema.fields[query.field].single,
-            )
-            for query, found in fields
-        ]
-        return [Structure(schema.name, tuple(made))] if any(one.values for one in made) else []
+        values = [self._values(number, query.field, found) for query, found in fields]
+        asked = [schema.fields[query.field] for query, _ in fields]
+        return build_structures(schema.name, asked, values)
 
     def _values(self, structure: int, number: int, found: tuple[Ids, Array]) -> tuple[Value, ...]:
         asked = self._notes.schema.structures[structure].fields[number]
@@ -210,7 +203,7 @@ class _Answers:
                 asked, self._notes.prompt.tasks[structure].fields[number].choices or (), found
             )
         spans = self._spans(found)
-        if asked.single:
+        if asked.dtype == "str":
             spans = iter([span for span in [next(spans, None)] if span is not None])
         return tuple(Value(self._text[start:end], score, start, end) for start, end, score in spans)
 
@@ -229,11 +222,22 @@ class _Answers:
             self._bound.claim(len(value.text))
         return tuple(
             values
-            if not asked.single
+            if asked.dtype == "list"
             else [max(values, key=lambda one: one.score)]
             if values
             else []
         )
+
+
+def build_structures(
+    name: str, fields: Iterable[SchemaField], values: Iterable[Sequence[Value]]
+) -> list[Structure]:
+    """Return a structure with the values of its fields; none if no field has a value."""
+    found: dict[str, tuple[Value, ...] | Value | None] = {
+        field.name: next(iter(own), None) if field.dtype == "str" else tuple(own)
+        for field, own in zip(fields, values, strict=True)
+    }
+    return [Structure(name, found)] if any(found.values()) else []
 
 
 def classifications(schema: Schema, logits: Array) -> Iterator[Classification]:
@@ -249,6 +253,6 @@ def _labels(question: SchemaClassification, logits: Array) -> tuple[LabelScore, 
     """Return the labels that reach the threshold, and always the best one."""
     scores = sigmoid(logits) if question.multi_label else softmax(logits)
     ranked = best_first(
-        [(one.name, score) for one, score in zip(question.labels, scores, strict=True)], None
+        [(one.label, score) for one, score in zip(question.labels, scores, strict=True)], None
     )
     return labels_reaching(ranked, question.threshold)

@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Region
 
 from libs.errors import InputTooLong, InvalidInput
 from libs.models.images.decoding import LIMITS, ImageLimits, decoding, header_size
 from libs.models.images.detection.regions import RegionOptions, select_regions
 from libs.models.images.processing import ImageProcessing
-from libs.models.interface.results import Region
 from libs.models.interface.sequences import InputRows, InputSequence, Output
 from libs.models.runtime.backbone import Backbone
 from libs.models.text.heads.extraction.words import Label

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shoal.extractions import Extraction, Region
+
 from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.regions import MAX_REGIONS
-from libs.models.interface.results import Extraction, Region, Result
+from libs.models.interface.results import Result
 from libs.models.interface.sequences import InputSequence, Output, Prepared
 from libs.models.interface.work import (
     CancelCheck,

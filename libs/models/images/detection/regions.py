@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Region
 
-from libs.models.interface.results import Region
 from libs.models.text.heads.extraction.words import Label
 
 MAX_REGIONS: Final = 4096
@@ -67,6 +67,7 @@ def select_regions(
     rows, columns = np.nonzero((scores > np.asarray(thresholds, np.float32)) & inside[:, None])
     best = np.argsort(-scores[rows, columns], kind="stable")[: MAX_REGIONS + 1]
     return tuple(
-        Region(asked.labels[column].name, float(scores[row, column]), *edges[row].tolist())
+        Region(left, top, right, bottom, asked.labels[column].name, float(scores[row, column]))
         for row, column in zip(rows[best].tolist(), columns[best].tolist(), strict=True)
+        for left, top, right, bottom in [edges[row].tolist()]
     )

@@ -9,14 +9,9 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
+from shoal.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
+
 from libs.catalog.card import Card
-from libs.models.interface.schema import (
-    Schema,
-    SchemaClassification,
-    SchemaField,
-    SchemaLabel,
-    SchemaStructure,
-)
 from libs.models.interface.work import (
     ClassifyWork,
     EncodeWork,
@@ -54,7 +49,7 @@ _SCHEMA: Final = Schema(
         SchemaStructure(
             "work",
             (
-                SchemaField("author", single=True),
+                SchemaField("author", "str"),
                 SchemaField("place"),
                 SchemaField("kind", choices=("program", "book")),
             ),

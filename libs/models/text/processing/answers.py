@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from shoal.extractions import LabelScore
 
 from libs.catalog.card import Card, Representation
 from libs.kernels.pooling.maxsim import maxsim
-from libs.models.interface.results import LabelScore, RaggedRows, SparseRows, StoredArray
+from libs.models.interface.results import RaggedRows, SparseRows, StoredArray
 from libs.models.interface.sequences import ANY_BYTES, SparseRow
 from libs.models.interface.work import CancelCheck, ClassifyWork, EncodeWork, Scale
 from libs.models.text.heads.linear import FUNCTIONS

@@ -15,10 +15,11 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Extraction
 
 from libs.catalog.card import Card, Representation
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
-from libs.models.interface.results import EncodeResult, Extraction, Result, ScoreResult
+from libs.models.interface.results import EncodeResult, Result, ScoreResult
 from libs.models.interface.sequences import InputSequence, Output, Prepared, SparseRow
 from libs.models.interface.work import (
     CancelCheck,
@@ -57,12 +58,15 @@ from libs.models.text.processing.chunking.growing import (
     GrowingJob,
     GrowingLateJob,
     computed_rows,
-    cut_outputs,
-    cut_windows,
+    cut_window,
     embedding_notes,
     slice_chunks,
 )
-from libs.models.text.processing.chunking.span_pooling import SPANS_HEAD, SpanPooling
+from libs.models.text.processing.chunking.span_pooling import (
+    SPANS_HEAD,
+    SpanPooling,
+    Window,
+)
 from libs.models.text.processing.pooling import MAX_VECTORS
 from libs.models.text.processing.static import StaticLookup
 from libs.models.text.tokenising.late import Kept, LateFrame
@@ -181,17 +185,16 @@ class EmbeddingProcessor:
             first: The first chunk.
             most_bytes: Of the vectors, as they are computed. The first one may have more.
         """
-        notes, names = embedding_notes(prepared), prepared.head.split("+")
-        if notes.chunks is None or not isinstance(prepared.work, EncodeWork):
+        notes = embedding_notes(prepared)
+        rows = computed_rows(notes, outputs, first, most_bytes)
+        if rows is None or notes.chunks is None:
             return None
-        offsets = notes.chunks.offsets
-        rows = computed_rows(notes.windows, offsets, outputs, first, most_bytes)
-        if rows is None:
-            return None
-        found = [outputs[index] for index in rows.sequences]
+        found, windows = [outputs[index] for index in rows.sequences], list[Window]()
         if notes.windows:
-            spans = [name == SPANS_HEAD for name in names]
-            found = cut_outputs(notes.windows, offsets, rows, found, spans)
+            spans = [name == SPANS_HEAD for name in prepared.head.split("+")]
+            for place, index in enumerate(rows.sequences):
+                window, found[place] = cut_window(notes.windows[index], found[place], rows, spans)
+                windows.append(window)
         chunks = slice_chunks(notes.chunks, rows.first, rows.end)
         part = replace(
             prepared,
@@ -199,7 +202,7 @@ class EmbeddingProcessor:
                 [notes.masks[index] for index in rows.sequences],
                 [],
                 chunks,
-                tuple(cut_windows(notes.windows, offsets, rows)),
+                tuple(windows),
             ),
             # An item's share is divided by its chunks, which are not known before the last one.
             answer_bytes=prepared.answer_bytes // MAX_CHUNKS * int(np.diff(chunks.offsets).max()),
@@ -353,8 +356,7 @@ class EmbeddingProcessor:
                 divide_in_parts(self._text, work, index, DEFAULT_TOKENS, check_cancelled),
             ):
                 check_total(work, job.chunks, index)
-                job.extend(is_whole=is_whole)
-                _check_late_pooled(work, job.tokens, index)
+                _check_late_pooled(work, job.extend(is_whole=is_whole), index)
                 if not is_whole and job.is_due():
                     yield job.prepared()
         yield job.prepared()
@@ -369,23 +371,17 @@ class EmbeddingProcessor:
         notes, names = embedding_notes(prepared), prepared.head.split("+")
         if self._spans is None or notes.chunks is None:
             raise TypeError("the job was not prepared for late chunks")
-        columns = _columns(names, outputs)
+        columns, offsets = _columns(names, outputs), notes.chunks.offsets
         dense: list[Array] = []
         tokens: list[Array] = []
-        first, offsets = 0, notes.chunks.offsets
-        for index, own in enumerate(notes.windows):
-            check_cancelled()
-            here, count = slice(first, first + len(own)), offsets[index + 1] - offsets[index]
-            if SPANS_HEAD in columns:
-                dense += list(
-                    self._spans.vectors(
-                        own, cast("Sequence[Array]", columns[SPANS_HEAD][here]), count
-                    )
-                )
-            if "multi_vector" in columns:
-                rows = cast("Sequence[Array]", columns["multi_vector"][here])
-                tokens += self._spans.token_rows(own, rows, notes.masks[here], count)
-            first += len(own)
+        if SPANS_HEAD in columns:
+            pooled = cast("Sequence[Array]", columns[SPANS_HEAD])
+            for vectors in self._spans.vectors(notes.windows, pooled, offsets):
+                check_cancelled()
+                dense += list(vectors)
+        if "multi_vector" in columns:
+            rows = cast("Sequence[Array]", columns["multi_vector"])
+            tokens = self._spans.token_rows(notes.windows, rows, notes.masks, offsets[-1])
         return EncodeResult(
             dense=answers.dense_rows(work, self._card, dense) if dense else None,
             multi_vector=answers.token_rows(work, self._card, tokens, check_cancelled)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from shoal.extractions import Entity
 
 from libs.kinds.token_labels.card import entity_kind
-from libs.models.interface.results import Entity
 from libs.models.interface.work import Aggregation
 from libs.models.text.tokenising.text import Spans
 

@@ -64,6 +64,8 @@ _NORMALIZERS: Final = frozenset(
     ["Sequence", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "BertNormalizer",
      "Prepend", "Precompiled", "Strip", "ByteLevel", "Replace"]
 )  # fmt: skip
+_NORMALIZERS_OF_LETTERS: Final = frozenset(["BertNormalizer", "Lowercase"])
+"""Normalisers of which each output character depends on one letter with its marks."""
 _PRE_TOKENIZERS: Final = frozenset(
     [
         "Sequence",
@@ -142,6 +144,8 @@ class _Reach:
     marks: bool
     """A token that begins with the metaspace begins at a space, because no token has the metaspace
     elsewhere."""
+    words: bool
+    """The tokens of a part of a text that begins and ends between words are those of the text."""
 
     @staticmethod
     def from_tokenizer(tokenizer: Tokenizer) -> _Reach:
@@ -175,7 +179,15 @@ class _Reach:
             and (splits or (marks and not is_sum))
             and not any(" " in token.strip() for token in added)
         )
-        return _Reach(forward, backward, marks)
+        words = (
+            all(one["type"] in _NORMALIZERS_OF_LETTERS for one in normalizers)
+            and bool(splitters)
+            and all(one["type"] in _SPLITTERS for one in splitters)
+            and not any(
+                token.single_word for token in tokenizer.get_added_tokens_decoder().values()
+            )
+        )
+        return _Reach(forward, backward, marks, words)
 
 
 class Cutter:
@@ -192,6 +204,13 @@ class Cutter:
     def is_local(self) -> bool:
         """True if a text's beginning determines its first tokens."""
         return self._reach.forward
+
+    @property
+    def has_independent_words(self) -> bool:
+        """True if the tokens of a part of a text that begins and ends between words are those of
+        the text.
+        """
+        return self._reach.words
 
     def encode(self, text: str) -> Encoding:
         """Return all tokens of a text, with special tokens and offsets."""

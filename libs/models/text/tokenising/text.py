@@ -228,7 +228,7 @@ class TextProcessor:
             own, is_whole = read(max(0, characters - len(prompt)))
             return prompt + own, is_whole
 
-        places = TokenPlaces(len(prompt))
+        places = TokenPlaces(len(prompt), has_words=self.has_independent_words or None)
         for rows in rows_in_parts(self._cutter, read_prompted, check_cancelled):
             _int32([int(rows.ids.max(initial=0))])  # raises for an id that no model has
             first, starts, ends, word_starts = places.of_part(rows, read)
@@ -248,6 +248,13 @@ class TextProcessor:
                 rows.closing_ids.astype(np.int32),
                 closing_types,
             )
+
+    @property
+    def has_independent_words(self) -> bool:
+        """True if the tokens of a part of a text that begins and ends between words (`word_starts`)
+        are those of the text.
+        """
+        return self._cutter.has_independent_words
 
     def count_tokens(
         self, text: str, most: int, check_cancelled: CancelCheck = never_cancelled

@@ -45,6 +45,10 @@ NEAR tokens of ordinary text.
 """
 
 
+_SPACES: Final = np.array([code for code in range(0x3001) if chr(code).isspace()], np.uint32)
+"""White space. U+3000 is the last one."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRows:
     """Tokens in order, special ones included.
@@ -273,15 +277,16 @@ class TokenPlaces:
 
     Args:
         prompt: Characters of the prompt before the text.
+        has_words: Whether the tokenizer has words. None: the first part with two tokens decides.
     """
 
-    def __init__(self, prompt: int) -> None:
+    def __init__(self, prompt: int, *, has_words: bool | None = None) -> None:
         self._prompt = prompt
         # State: whether the text has begun, the end of its last token, and whether the tokenizer
-        # has words, which the first part with two tokens decides.
+        # has words.
         self._has_begun = False
         self._last_end = 0
-        self._has_words: bool | None = None
+        self._has_words = has_words
 
     def of_part(
         self, rows: TokenRows, read: ReadText
@@ -333,8 +338,10 @@ def _skip_space(text: str, starts: NDArray[np.int64], ends: NDArray[np.int64]) -
     """Move each start past the white space that its token begins with, unless the token is nothing
     else.
     """
-    for index in range(len(starts)):
+    low, high = int(starts.min()), int(ends.max())
+    codes = np.frombuffer(f"{text[low:high]} ".encode("utf-32-le", "surrogatepass"), np.uint32)
+    is_space = np.isin(codes[np.minimum(starts - low, len(codes) - 1)], _SPACES)
+    for index in np.flatnonzero(is_space & (ends > starts)).tolist():
         start, end = int(starts[index]), int(ends[index])
-        if end > start and text[start].isspace():
-            own = text[start:end]
-            starts[index] = start + (len(own) - len(own.lstrip()) if not own.isspace() else 0)
+        own = text[start:end]
+        starts[index] = start + (len(own) - len(own.lstrip()) if not own.isspace() else 0)

@@ -13,15 +13,16 @@ from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-
-from libs.models.interface.results import (
+from shoal.extractions import (
     Classification,
     Entity,
     Extraction,
     LabelScore,
     Relation,
     Structure,
+    Value,
 )
+
 from libs.models.interface.work import CancelCheck, Span
 
 _NO_WINDOW: Final = -1
@@ -330,11 +331,7 @@ def _structures(
         near = (whole.get((other, structure.name), set()) for other in windows.overlapping(number))
         if at_edge and any(not seen.isdisjoint(_located(structure)) for seen in near):
             continue
-        values = [
-            (field.name, value.text, value.start, value.end)
-            for field in structure.fields
-            for value in field.values
-        ]
+        values = [(name, value.text, value.start, value.end) for name, value in structure.values()]
         kept.setdefault((structure.name, *sorted(values, key=repr)), structure)
     return tuple(kept.values())
 
@@ -342,24 +339,26 @@ def _structures(
 def _moved(structure: Structure, windows: _Windows, window: int) -> tuple[Structure, bool]:
     """Return a structure with places in the text, and whether a value touches the window's edge."""
     at_edge = False
-    fields = []
-    for field in structure.fields:
-        values = []
-        for value in field.values:
-            if value.start is not None and value.end is not None:
-                entity = Entity(value.start, value.end, "", value.score, value.text)
-                placed = windows.placed(entity, window)
-                at_edge |= placed.at_edge
-                value = replace(value, start=placed.entity.start, end=placed.entity.end)
-            values.append(value)
-        fields.append(replace(field, values=tuple(values)))
-    return replace(structure, fields=tuple(fields)), at_edge
+
+    def move(value: Value) -> Value:
+        nonlocal at_edge
+        if value.start is None or value.end is None:
+            return value
+        entity = Entity(value.start, value.end, "", value.score, value.text)
+        placed = windows.placed(entity, window)
+        at_edge |= placed.at_edge
+        return replace(value, start=placed.entity.start, end=placed.entity.end)
+
+    fields = {
+        name: tuple(map(move, found)) if isinstance(found, tuple) else found and move(found)
+        for name, found in structure.fields.items()
+    }
+    return replace(structure, fields=fields), at_edge
 
 
 def _located(structure: Structure) -> set[_Located]:
     return {
-        (field.name, value.start, value.end)
-        for field in structure.fields
-        for value in field.values
+        (name, value.start, value.end)
+        for name, value in structure.values()
         if value.start is not None and value.end is not None
     }

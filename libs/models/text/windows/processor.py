@@ -15,18 +15,13 @@ from itertools import count, islice
 from typing import Final, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
+from shoal.extractions import Extraction
 from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.models.interface.processor import Processor, finish_rows, prepare_parts
-from libs.models.interface.results import (
-    EncodeResult,
-    Extraction,
-    ExtractResult,
-    Result,
-    ScoreResult,
-)
+from libs.models.interface.results import EncodeResult, ExtractResult, Result, ScoreResult
 from libs.models.interface.sequences import ANY_BYTES, InputSequence, Output, Prepared
 from libs.models.interface.work import (
     CancelCheck,

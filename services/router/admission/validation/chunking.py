@@ -26,6 +26,10 @@ BYTES_PER_TOKEN: Final = 4
 """Bytes of a token; most languages are close to this."""
 
 
+_TOO_LONG: Final = (
+    "send it as a document (plain text or Markdown), which may have "
+    f"{limits.DIVIDED.number}, or its parts as items"
+)
 POOLING_DIVISOR: Final = 4
 """Pooling a token's state again, for late chunks that overlap, is charged at this fraction (1/4) of
 reading it.
@@ -145,7 +149,8 @@ def _item(
     is_document = content == "document"
     text = item.parts[0].text if item.parts else item.text
     size = documents.text_bytes(item.parts[0].document) if is_document else _utf8(text)
-    (limits.DIVIDED if is_document else limits.CHUNKED).check(size, f"{path}.text")
+    if not is_document:
+        limits.CHUNKED.check(size, f"{path}.text", _TOO_LONG)
     limits.CONTEXT.check(len(item.context), f"{path}.context")
     if chunking.late and item.context:
         raise InvalidInput(

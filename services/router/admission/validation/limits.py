@@ -49,11 +49,11 @@ class Limit:
             return f"{self.most:,}"
         return f"{self.most // KIB} KiB" if self.most < MIB else f"{self.most // MIB} MiB"
 
-    def check(self, count: int, path: str) -> None:
-        """Raise InvalidInput for a field that holds too much."""
+    def check(self, count: int, path: str, cure: str = "") -> None:
+        """Raise InvalidInput for a field that holds too much. `cure`: what to do instead."""
         if count > self.most:
             message = f"{path} has {count:,} {self.unit}; at most {self.most:,} are allowed"
-            raise InvalidInput(message, field=path)
+            raise InvalidInput(f"{message}: {cure}" if cure else message, field=path)
 
 
 _REQUESTS: Final = ("EncodeRequest", "ScoreRequest", "ExtractRequest")

@@ -72,7 +72,7 @@ def divided(
     windows: list[int] = []
     for index, size in enumerate(sizes.items):
         path = f"{name}[{index}].text"
-        limits.WINDOWED.check(size, path)
+        limits.WINDOWED.check(size, path, "send its parts as items")
         count = 1 + max(0, ceil((rate * size - room) / (room - repeated)))
         _check_count(count, limits.WINDOWS, path)
         _check_count(count * sizes.sequences_per_item, limits.REQUEST_WINDOWS, path)

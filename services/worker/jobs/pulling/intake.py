@@ -44,7 +44,7 @@ from services.worker.jobs.pulling.pulls import LaneName, Lead
 from services.worker.jobs.pulling.reading import estimate_input_sizes, estimated_tokens
 from services.worker.memory.residency import Residency
 from services.worker.memory.resident import Resident
-from services.worker.mesh import codec
+from services.worker.mesh import codec, job_codec
 from services.worker.mesh.link import Link
 from services.worker.scheduling.batcher import Flow
 from services.worker.scheduling.meter import whole_texts
@@ -142,7 +142,7 @@ class JobIntake:
         now, unix = time.monotonic(), self._unix_time()
         for payload in payloads:
             try:
-                job = codec.read_job(payload)
+                job = job_codec.read_job(payload)
             except DecodeError:
                 log.error(
                     "cannot parse a job; leaving its lease to expire",
@@ -203,10 +203,10 @@ class JobIntake:
         try:
             check_cancelled()
             # Outputs of an adapter are not cached: its name may later refer to another adapter.
-            work = codec.to_work(
+            work = job_codec.to_work(
                 held.job, scope=None if held.lease.lane.adapter else held.job.tenant
             )
-            files = codec.document_files(held.job)
+            files = job_codec.files_of(held.job)
             if isinstance(work, EncodeWork):
                 held.embedding_id = held.resident.embedding_id(
                     work, held.job.encode.expect_embedding_id

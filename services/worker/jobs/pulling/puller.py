@@ -78,7 +78,8 @@ class Puller:
         # Mutable state, of the event loop.
         self._in_flight: dict[asyncio.Task[bool], Pull] = {}
         self._pause_until = 0.0
-        self._unanswered: list[str] = []  # batch ids of pulls that failed without an answer
+        # Batch IDs and lanes of pulls that failed without an answer.
+        self._unanswered: list[tuple[str, list[worker_pb2.Lane]]] = []
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -184,7 +185,7 @@ class Puller:
                 "a pull failed; retrying its batch ID after a pause",
                 extra=fields({"reason": error.message}),
             )
-            self._unanswered.append(request.batch_id)
+            self._unanswered.append((request.batch_id, list(request.lanes)))
             self._pause_until = time.monotonic() + self._backoff.next()
             return False
         if response.heartbeat_now:
@@ -206,26 +207,29 @@ class Puller:
     def _request(
         self, pull: Pull, lanes: list[LaneName], wait_seconds: float
     ) -> worker_pb2.PullRequest:
-        """Build the request, reusing the batch ID of a failed pull, if any, which may have leased a
-        batch.
+        """Build the request, or repeat a failed pull, if any, which may have leased a batch: with
+        its batch ID and its lanes, at one of which a lease of that name may be.
         """
         identity, is_again = self._identity, bool(self._unanswered)
+        if is_again:
+            batch_id, named = self._unanswered.pop()
+        else:
+            batch_id = f"{identity.epoch}-{next(self._batch_numbers)}"
+            named = [
+                worker_pb2.Lane(pool=identity.pool, model=model, adapter=adapter)
+                for model, adapter in lanes
+            ]
         return worker_pb2.PullRequest(
             worker_id=identity.worker_id,
             epoch=identity.epoch,
             pool=identity.pool,
-            lanes=[
-                worker_pb2.Lane(pool=identity.pool, model=model, adapter=adapter)
-                for model, adapter in lanes
-            ],
+            lanes=named,
             budget_tokens=pull.tokens,
             budget_jobs=min(_MAX_PULLED_JOBS, self._runner.limits.items),
             wait_seconds=wait_seconds,
             can_load=pull.can_load,
             wire_version=WIRE_VERSION,
-            batch_id=self._unanswered.pop()
-            if is_again
-            else f"{identity.epoch}-{next(self._batch_numbers)}",
+            batch_id=batch_id,
             asked_again=is_again,
             except_tenants=sorted(pull.except_tenants),
         )

@@ -17,49 +17,62 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+# Target depth. `make bench-fairness` judges it; the limits below follow from it.
+
+TARGET_BATCHES: Final = 3 / 2
+"""Batches of a lane waiting here above which only pulls that exclude its heaviest tenants are sent:
+the next batch, and one pull.
+"""
+
+LOW_WATERMARK_BATCHES: Final = TARGET_BATCHES / 4
+"""Batches of a lane waiting here below which the lane is always pulled: less than one pull
+brings.
+"""
+
+FULL_LANE_BATCHES: Final = 2 * TARGET_BATCHES
+"""Batches of a lane waiting here above which it is not pulled for any tenant, however many tenants
+it has. Here and in MAX_BATCHES a tenant counts for at most one batch: a single job may be many
+batches large, and must not block all other tenants.
+"""
+
+MAX_BATCHES: Final = 2 * FULL_LANE_BATCHES
+"""Maximum token budgets waiting here over all lanes: two full lanes. Beyond that nothing is
+pulled.
+"""
+
+MAX_EXCLUDED_TENANTS: Final = 16
+"""Maximum tenants that a pull excludes."""
+
+# Lead time.
+
 LEAD_SECONDS: Final = (0.004, 0.02)
 """Bounds of the time before the device becomes free at which the last pull is sent."""
 
 PROMPT_SECONDS: Final = 0.05
 """A slower pull has waited at the router for work, so it does not measure the round trip."""
 
-LOW_WATERMARK_BATCHES: Final = 3 / 8
-"""Batches of a lane waiting here below which the lane is always pulled: less than one pull
-brings.
-"""
-
-HIGH_WATERMARK_BATCHES: Final = 3 / 2
-"""Batches of a lane waiting here above which only pulls that exclude its heaviest tenants are
-sent.
-"""
-
-FULL_LANE_BATCHES: Final = 3
-"""Batches of a lane waiting here above which it is not pulled for any tenant, however many tenants
-it has. Here and in MAX_BATCHES a tenant counts for at most one batch: a single job may be many
-batches large, and must not block all other tenants.
-"""
-
-MAX_EXCLUDED_TENANTS: Final = 16
-"""Maximum tenants that a pull excludes."""
-
 QUICK_BATCH_SECONDS: Final = 0.03
 """Shorter batches end before a pull returns. Lanes with such batches have two pulls in flight, each
 for a whole batch; others have one.
 """
 
-MAX_BATCHES: Final = 6
-"""Maximum token budgets waiting here over all lanes. Beyond that nothing is pulled."""
+# Cap.
 
 MAX_PULLS: Final = 8
 """Maximum pulls in flight. Each brings at most its tokens (or one larger job), which with
 MAX_BATCHES bounds the waiting tokens.
 """
 
-MIN_SIZE_DIVISOR: Final = 64
-"""Divisor of the token budget that gives the smallest batch size by which lanes are grouped."""
-
-RESERVED_PULLS: Final = 2
+RESERVED_PULLS: Final = MAX_PULLS // 4
 """Pulls of MAX_PULLS reserved for lanes without one, so that second pulls cannot take them."""
+
+SIZE_STEP: Final = 4
+"""Ratio of the batch sizes by which lanes are grouped. A large one makes fewer sizes than pulls."""
+
+MIN_SIZE_DIVISOR: Final = SIZE_STEP ** (MAX_PULLS // 2 - 1)
+"""Divisor of the token budget that gives the smallest of these sizes, so that they are at most half
+as many as pulls.
+"""
 
 LaneName = tuple[str, str]
 """Model and adapter; "" for no adapter."""
@@ -166,7 +179,7 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> PullPlan:
     for size, lanes in _by_size(s.lanes, budget_tokens).items():
         is_quick = any(0 < state.batch_seconds < QUICK_BATCH_SECONDS for state in lanes.values())
         tokens = size if is_quick else max(1, size // 2)
-        most = size * (HIGH_WATERMARK_BATCHES if is_late else LOW_WATERMARK_BATCHES)
+        most = size * (TARGET_BATCHES if is_late else LOW_WATERMARK_BATCHES)
         wanted = frozenset(name for name, state in lanes.items() if state.waiting_tokens <= most)
         if wanted:
             is_dry = is_late and not any(lanes[name].waiting_tokens for name in wanted)
@@ -228,7 +241,7 @@ def _by_size(
     for name, state in lanes.items():
         size = budget_tokens
         while size > max(state.batch_tokens * 2, budget_tokens // MIN_SIZE_DIVISOR):
-            size //= 4  # large steps, for fewer sizes than pulls
+            size //= SIZE_STEP
         sizes.setdefault(max(1, size), {})[name] = state
     return sizes
 

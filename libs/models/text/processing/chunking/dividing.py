@@ -17,7 +17,6 @@ from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.interface.work import CancelCheck, Chunking, EncodeWork, Span
@@ -105,7 +104,7 @@ def divide_in_parts(
     for part in (
         _divide_by_tokens(text, work, index, most, check_cancelled)
         if chunking.method == "tokens"
-        else _by_sense(_Sizes(text, work, index, most, check_cancelled), chunking)
+        else _by_sense(ChunkSizes(text, work, index, most, check_cancelled), chunking)
     ):
         count += len(part)
         if count > MAX_CHUNKS:
@@ -164,9 +163,14 @@ def _chunking(work: EncodeWork) -> Chunking:
     return work.chunking
 
 
-class _Sizes:
-    """The tokens of parts of a window of a text. Most parts are far from the requested size and are
-    counted by the tokens of the window, because a part's tokens differ from these only at its ends.
+class ChunkSizes:
+    """The tokens of parts of a window of a text.
+
+    1. A part that begins and ends between words has the window's tokens, if the tokenizer reads
+       each word by itself: these are counted.
+    2. Of other parts, most are far from the requested size. The window's tokens are an estimate for
+       them, because a part's tokens differ from these only at its ends.
+    3. The rest is tokenised.
     """
 
     def __init__(
@@ -181,10 +185,13 @@ class _Sizes:
         self.window, self.is_last = "", False
         self._text, self._work, self._index = text, work, index
         self._go_on = check_cancelled
-        # State: the place of the window, the tokens in it, where the last part was found in it, and
-        # the parts that are known to fit.
+        # State: the place of the window; where its tokens begin and end, and whether each begins a
+        # word (empty if words depend on each other); where the last part was found in the window;
+        # and the parts that are known to fit.
         self._place = (0, 0)
-        self._starts: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._word_starts: list[bool] = []
         self._near = 0
         self._fitting: set[str] = set()
 
@@ -202,22 +209,37 @@ class _Sizes:
         self.window = own[begin : begin + length]
         self.is_last = is_whole and begin + length >= len(own)
         whole = self._text.encode_whole(self.window, check_cancelled=self._go_on)
-        self._starts = np.maximum.accumulate(whole.starts)
+        self._starts = np.maximum.accumulate(whole.starts).tolist()
+        self._ends = np.maximum.accumulate(whole.ends).tolist()
+        self._word_starts = (
+            [*whole.word_starts.tolist(), True] if self._text.has_independent_words else []
+        )
         self._fitting.clear()
 
     def count(self, part: str) -> int:
         """Return the tokens of a part; an estimate if that is not near `most`."""
         self._go_on()
         place = self._find(part)
-        begin, end = np.searchsorted(self._starts, (place, place + len(part)))
-        about = max(1, int(end - begin))
-        return about if abs(about - self.most) > _DOUBT else self._exact(part)
+        stop = place + len(part)
+        begin = bisect_left(self._starts, place)
+        end = bisect_left(self._starts, stop, begin)
+        about = max(1, end - begin)
+        if abs(about - self.most) > _DOUBT:
+            return about
+        if self._is_between_words(place, begin) and self._is_between_words(stop, end):
+            return end - begin
+        return self._tokenised(part)
 
-    def fitting(self, part: str) -> list[Span]:
-        """Return the part, or parts of it, of at most `most` tokens, or of one character."""
+    def fitting(self, place: int, part: str) -> list[Span]:
+        """Return the part at a place of the window, or parts of it, of at most `most` tokens, or of
+        one character.
+        """
         self._go_on()
-        if len(part) < 2 or part in self._fitting or self._exact(part) <= self.most:
-            return [Span(0, len(part))]
+        if len(part) < 2 or part in self._fitting:
+            return [Span(place, place + len(part))]
+        known = self.known(place, place + len(part))
+        if (self._tokenised(part) if known is None else known) <= self.most:
+            return [Span(place, place + len(part))]
         pieces = by_tokens(part, self._text.encode_whole(part), self.most)
         if len(pieces) < 2:
             half = len(part) // 2
@@ -225,22 +247,38 @@ class _Sizes:
             parts = [(0, part[:half].rstrip()), (len(part) - len(later), later)]
         else:
             parts = [(piece.start, part[piece.start : piece.end]) for piece in pieces]
-        return [
-            Span(start + piece.start, start + piece.end)
-            for start, part in parts
-            for piece in self.fitting(part)
-        ]
+        return [piece for start, own in parts for piece in self.fitting(place + start, own)]
 
-    def _exact(self, part: str) -> int:
+    def known(self, place: int, stop: int) -> int | None:
+        """Return the tokens of the part from one place to another without tokenising it; None if it
+        does not begin and end between words.
+        """
+        begin, end = bisect_left(self._starts, place), bisect_left(self._starts, stop)
+        is_known = self._is_between_words(place, begin) and self._is_between_words(stop, end)
+        return end - begin if is_known else None
+
+    def _tokenised(self, part: str) -> int:
+        """Return the tokens of a part; any number above `most` for more."""
         found = self._text.count_tokens(part, self.most, self._go_on)
         if found <= self.most:
             self._fitting.add(part)
         return found
 
+    def _is_between_words(self, place: int, token: int) -> bool:
+        """Return whether the place is between words. `token` is the next one that begins."""
+        return bool(
+            self._word_starts
+            and self._word_starts[token]
+            and (token == 0 or self._ends[token - 1] <= place)
+        )
+
     def _find(self, part: str) -> int:
         """Return a position of the part in the window: any one, because equal parts have equal
         tokens.
         """
+        # Most candidates begin where the last one did. `find` would prepare a search first.
+        if self.window.startswith(part, self._near):
+            return self._near
         place = self.window.find(part, self._near)
         if place < 0:
             place = self.window.find(part)
@@ -248,7 +286,7 @@ class _Sizes:
         return place
 
 
-def _by_sense(sizes: _Sizes, chunking: Chunking) -> Iterator[list[Span]]:
+def _by_sense(sizes: ChunkSizes, chunking: Chunking) -> Iterator[list[Span]]:
     """Yield the chunks of each window of a text, divided by sentences or Markdown.
 
     The package assumes that a longer part has more tokens, and leaves some chunks too large if a
@@ -270,9 +308,9 @@ def _by_sense(sizes: _Sizes, chunking: Chunking) -> Iterator[list[Span]]:
             length *= 2  # a chunk, or white space, of more than a window
             continue
         yield [
-            Span(begin + start + piece.start, begin + start + piece.end)
+            Span(begin + piece.start, begin + piece.end)
             for start, chunk in chunks[:kept]
-            for piece in sizes.fitting(chunk)
+            for piece in sizes.fitting(start, chunk)
         ]
         if sizes.is_last:
             return

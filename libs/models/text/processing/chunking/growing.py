@@ -10,9 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from libs.models.interface.results import Chunks
 from libs.models.interface.sequences import (
@@ -104,8 +106,11 @@ class EmbeddingNotes:
     """Results of texts that needed no forward; they precede all others."""
     chunks: Chunks | None = None
     """The chunks of divided texts."""
-    windows: tuple[tuple[PooledWindow, ...], ...] = ()
-    """The windows of each divided text that is pooled by spans."""
+    windows: tuple[PooledWindow, ...] = ()
+    """The window of each sequence, if texts are pooled by spans. Their chunks are those of the job.
+    """
+    window_ranges: NDArray[np.int64] | None = None
+    """[chunks, 2]: the first window that has a part of each chunk, and the end of these windows."""
 
 
 def embedding_notes(prepared: Prepared) -> EmbeddingNotes:
@@ -184,13 +189,13 @@ class GrowingLateJob:
     ) -> None:
         self._work, self._head, self._adapter, self._mask = work, head, adapter, mask
         self._table, self._growth = ChunkTable(work), Growth()
-        # State: the windows of each text, of the current text as they grow and as the job has them,
-        # and the parts of the prepared job.
-        self._texts: list[list[PooledWindow]] = []
+        # State: the current text's index and windows as they grow, the chunks of all texts before
+        # it, and the parts of the prepared job.
+        self._index = -1
         self._growing: GrowingWindows | None = None
-        self.tokens: list[int] = []
         self._first = 0
-        self._sequences: list[InputSequence] = []
+        self._tokens: list[int] = []
+        self._windows: list[PooledWindow] = []
         self._paths: list[str] = []
         self._masks: list[Kept] = []
 
@@ -201,47 +206,60 @@ class GrowingLateJob:
 
     def is_due(self) -> bool:
         """Return whether the job has grown enough since it was passed on."""
-        return self._growth.is_due(len(self._sequences))
+        return self._growth.is_due(len(self._windows))
 
     def begin_text(self, windows: GrowingWindows) -> None:
         """Begin the next text."""
-        self._first = len(self.tokens)
+        self._first = len(self._tokens)
         self._growing = windows
-        self._texts.append([])
+        self._index += 1
 
-    def extend(self, *, is_whole: bool) -> None:
-        """Add the windows of the text that are known, and the chunks that these have wholly.
+    def extend(self, *, is_whole: bool) -> list[int]:
+        """Add the windows of the text that are known, and the chunks that these have wholly. Return
+        the tokens of each of these chunks.
 
         Args:
             is_whole: All tokens and chunks of the text are known.
         """
         if self._growing is None:
             raise ValueError("no text was begun")
-        windows, index = self._growing.take(is_whole=is_whole), len(self._texts) - 1
-        for window in windows:
+        for window in self._growing.take(is_whole=is_whole):
             sequence = replace(window.sequence, adapter=self._adapter)
-            self._texts[-1].append(replace(window, sequence=sequence))
-            self._sequences.append(sequence)
+            self._windows.append(
+                replace(window, sequence=sequence, chunks=window.chunks + self._first)
+            )
             self._masks.append(self._mask(sequence))
-            self._paths.append(item_path(index))
-        known = len(self.tokens) - self._first
-        counts = self._growing.counts() if windows or is_whole else []
-        if len(counts) > known:
-            own, _ = self._work.read_text(index, 0)
-            self._table.add(index, self._growing.spans[known : len(counts)], own)
-            self.tokens += counts[known:]
+            self._paths.append(item_path(self._index))
+        counts = self._growing.take_counts()
+        if counts:
+            known = len(self._tokens) - self._first
+            own, _ = self._work.read_text(self._index, 0)
+            self._table.add(self._index, self._growing.spans[known : known + len(counts)], own)
+            self._tokens += counts
+        return counts
 
     def prepared(self) -> Prepared:
         """Return the prepared part. Earlier results stay valid for their sequences."""
-        windows = tuple(map(tuple, self._texts))
-        chunks = self._table.chunks(self.tokens)
-        return Prepared(
-            self._work,
-            self._head,
-            list(self._sequences),
-            EmbeddingNotes(list(self._masks), [], chunks, windows),
-            fields=tuple(self._paths),
+        notes = EmbeddingNotes(
+            list(self._masks),
+            [],
+            self._table.chunks(self._tokens),
+            tuple(self._windows),
+            _window_ranges(self._windows, len(self._tokens)),
         )
+        sequences = [window.sequence for window in self._windows]
+        return Prepared(self._work, self._head, sequences, notes, fields=tuple(self._paths))
+
+
+def _window_ranges(windows: Sequence[PooledWindow], chunks: int) -> NDArray[np.int64]:
+    """Return [chunks, 2]: the first window of each of the first chunks, and the end."""
+    found = np.zeros((chunks, 2), np.int64)
+    for number in range(len(windows) - 1, -1, -1):
+        own = windows[number].chunks
+        found[own[own < chunks], 0] = number
+    for number, window in enumerate(windows):
+        found[window.chunks[window.chunks < chunks], 1] = number + 1
+    return found
 
 
 def slice_chunks(chunks: Chunks, first: int, end: int) -> Chunks:
@@ -270,34 +288,37 @@ class ChunkRows:
 
 
 def computed_rows(
-    windows: Sequence[Sequence[PooledWindow]],
-    offsets: Sequence[int],
-    outputs: Mapping[int, Output],
-    first: int,
-    most_bytes: int,
+    notes: EmbeddingNotes, outputs: Mapping[int, Output], first: int, most_bytes: int
 ) -> ChunkRows | None:
     """Return the next chunks from `first` on of which all vectors are computed; None without any.
 
+    The time depends on the chunks that are returned, not on those of the job.
+
     Args:
-        windows: The windows of each text that has late chunks, in the order of the sequences;
-            empty if each chunk is a sequence.
-        offsets: The first chunk of each text, and the end.
+        notes: Those of a job with chunks.
         most_bytes: Of the vectors of all returned chunks, as they are computed. The first one may
             have more.
     """
-    sizes = _late_sizes(windows, offsets, outputs, first) if windows else _sizes(outputs, first)
-    end, left = first, most_bytes
-    for size in sizes:
+    if notes.chunks is None:
+        return None
+    ranges, end, left = notes.window_ranges, first, most_bytes
+    sizes = (
+        _sizes(outputs, first)
+        if ranges is None
+        else _late_sizes(notes.windows, ranges, outputs, first)
+    )
+    most = notes.chunks.offsets[-1] - 1 - first  # the last chunk is left to the answer
+    for size in islice(sizes, max(0, most)):
         left -= size
         if left < 0 and end > first:
             break
         end += 1
-    end = min(end, offsets[-1] - 1)  # the last chunk is left to the answer
     if end <= first:
         return None
-    if not windows:
+    if ranges is None:
         return ChunkRows(first, end, range(first, end))
-    return ChunkRows(first, end, [index for index, _ in _with_chunks(windows, offsets, first, end)])
+    sequences = {number for own in ranges[first:end].tolist() for number in range(*own)}
+    return ChunkRows(first, end, sorted(sequences))
 
 
 def _sizes(outputs: Mapping[int, Output], first: int) -> Iterator[int]:
@@ -309,85 +330,43 @@ def _sizes(outputs: Mapping[int, Output], first: int) -> Iterator[int]:
 
 
 def _late_sizes(
-    windows: Sequence[Sequence[PooledWindow]],
-    offsets: Sequence[int],
+    windows: Sequence[PooledWindow],
+    ranges: NDArray[np.int64],
     outputs: Mapping[int, Output],
     first: int,
 ) -> Iterator[int]:
     """Yield the bytes of each late chunk from `first` on of which all windows are computed."""
-    sizes = np.zeros(offsets[-1] - first, np.int64)
-    is_open = np.zeros(offsets[-1] - first, np.bool_)
-    for index, (window, base) in enumerate(
-        (window, base) for own, base in zip(windows, offsets, strict=False) for window in own
-    ):
-        rows = window.chunks + base - first
-        rows = rows[rows < len(sizes)]  # the others have further windows, which are not known yet
-        output = outputs.get(index)
-        if output is None or not is_finite(output):
-            is_open[rows[rows >= 0]] = True
-        elif len(rows) and rows[-1] >= 0:
-            sizes[rows[rows >= 0]] += output_bytes(output) // len(window.chunks)
-    yield from sizes[: int(is_open.argmax()) if is_open.any() else len(sizes)].tolist()
+    sizes: dict[int, int] = {}
+    for chunk in range(first, len(ranges)):
+        begin, end = ranges[chunk].tolist()
+        for number in range(begin, end):
+            if number in sizes:
+                continue
+            output = outputs.get(number)
+            if output is None or not is_finite(output):
+                return
+            sizes[number] = output_bytes(output) // len(windows[number].chunks)
+        yield sum(sizes[number] for number in range(begin, end))
 
 
-def _with_chunks(
-    windows: Sequence[Sequence[PooledWindow]], offsets: Sequence[int], first: int, end: int
-) -> Iterator[tuple[int, PooledWindow]]:
-    """Yield the windows that have some of the chunks, with their sequences."""
-    index = 0
-    for own, base in zip(windows, offsets, strict=False):
-        for window in own:
-            chunks = window.chunks + base
-            if bool(((chunks >= first) & (chunks < end)).any()):
-                yield index, window
-            index += 1
-
-
-def cut_windows(
-    windows: Sequence[Sequence[PooledWindow]], offsets: Sequence[int], rows: ChunkRows
-) -> list[tuple[PooledWindow, ...]]:
-    """Return the windows of each text that has some of the chunks, without their other chunks."""
-    found = []
-    for own, base, end in zip(windows, offsets, offsets[1:], strict=False):
-        low, high = max(rows.first, base) - base, min(rows.end, end) - base
-        if low < high:
-            cut = (_cut_window(window, low, high) for window in own)
-            found.append(tuple(window for window in cut if len(window.chunks)))
-    return found
-
-
-def cut_outputs(
-    windows: Sequence[Sequence[PooledWindow]],
-    offsets: Sequence[int],
-    rows: ChunkRows,
-    outputs: Sequence[Output],
-    spans: Sequence[bool],
-) -> list[Output]:
-    """Return the outputs of the windows that `cut_windows` returns.
+def cut_window(
+    window: PooledWindow, output: Output, rows: ChunkRows, spans: Sequence[bool]
+) -> tuple[PooledWindow, Output]:
+    """Return a window and its output without other chunks than `rows`, which are counted from the
+    first one.
 
     Args:
-        outputs: The output of each of `rows.sequences`.
         spans: Whether each head pools spans, so that its output has a row for each chunk; those of
             other heads have a row for each token.
     """
-    bases = [base for own, base in zip(windows, offsets, strict=False) for _ in own]
-    flat = [window for own in windows for window in own]
-    found: list[Output] = []
-    for index, output in zip(rows.sequences, outputs, strict=True):
-        chunks = flat[index].chunks + bases[index]
-        kept = (chunks >= rows.first) & (chunks < rows.end)
-        parts = output if isinstance(output, tuple) else (output,)
-        cut = tuple(
-            part[kept] if is_span and isinstance(part, np.ndarray) else part
-            for part, is_span in zip(parts, spans, strict=True)
-        )
-        found.append(cut if isinstance(output, tuple) else cut[0])
-    return found
-
-
-def _cut_window(window: PooledWindow, low: int, high: int) -> PooledWindow:
-    kept = (window.chunks >= low) & (window.chunks < high)
-    return replace(window, chunks=window.chunks[kept] - low, rows=window.rows[kept])
+    kept = (window.chunks >= rows.first) & (window.chunks < rows.end)
+    parts = output if isinstance(output, tuple) else (output,)
+    cut = tuple(
+        part[kept] if is_span and isinstance(part, np.ndarray) else part
+        for part, is_span in zip(parts, spans, strict=True)
+    )
+    own = replace(window, chunks=window.chunks[kept] - rows.first, rows=window.rows[kept])
+    return own, cut if isinstance(output, tuple) else cut[0]
 
 
 def output_bytes(output: Output) -> int:

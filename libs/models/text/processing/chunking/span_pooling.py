@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -40,6 +41,9 @@ SPAN_POOLINGS: Final[frozenset[PoolingMode]] = frozenset(
 )
 """Poolings that are sums of weighted states. Models that pool [CLS] use the mean for spans."""
 
+_UNKNOWN: Final = -1
+"""The rows of a chunk that are not known yet."""
+
 Array = NDArray[np.float32]
 
 
@@ -49,7 +53,7 @@ class PooledWindow:
 
     sequence: InputSequence
     chunks: NDArray[np.int64]
-    """The chunks of the text, in the order of the window's output."""
+    """The numbers of the chunks, ascending, in the order of the window's output."""
     rows: NDArray[np.int64]
     """[chunks, 2]: the first token of the sequence that belongs to each chunk, and the end."""
 
@@ -80,18 +84,23 @@ class SpanPooling:
         return GrowingWindows(self._modes, limit, pools_prompt=pools_prompt, path=path)
 
     def vectors(
-        self, windows: Sequence[PooledWindow], outputs: Sequence[Array], chunks: int
-    ) -> Array:
-        """Return [chunks, dimensions] of a text, from the output of its windows."""
-        total = np.zeros((chunks, outputs[0].shape[1]), np.float32)
+        self, windows: Sequence[PooledWindow], outputs: Sequence[Array], offsets: Sequence[int]
+    ) -> Iterator[Array]:
+        """Yield [chunks, dimensions] of each text, from the outputs of all windows.
+
+        Args:
+            offsets: The first chunk of each text, and the end.
+        """
+        total = np.zeros((offsets[-1], outputs[0].shape[1]), np.float32)
         for window, rows in zip(windows, outputs, strict=True):
             total[window.chunks] += rows
-        pooled = torch.from_numpy(total)
-        with torch.inference_mode():
-            for layer in self._layers:
-                pooled = layer(pooled)
-        found: Array = pooled.numpy()
-        return found
+        for begin, end in pairwise(offsets):
+            pooled = torch.from_numpy(total[begin:end])
+            with torch.inference_mode():
+                for layer in self._layers:
+                    pooled = layer(pooled)
+            found: Array = pooled.numpy()
+            yield found
 
     @staticmethod
     def token_rows(
@@ -100,7 +109,7 @@ class SpanPooling:
         kept: Sequence[Kept],
         chunks: int,
     ) -> list[Array]:
-        """Return the token vectors of each chunk of a text.
+        """Return the token vectors of each chunk.
 
         Args:
             kept: The vectors of each window that are returned (None: all).
@@ -118,6 +127,9 @@ class SpanPooling:
 class GrowingWindows:
     """The windows of one text, as its tokens and chunks become known.
 
+    Only the tokens of windows and chunks that are not known yet are kept, and only the chunks with
+    such tokens are looked at, so the time is proportional to the text.
+
     Args:
         modes: The model's poolings; empty for token vectors alone.
         limit: Maximum tokens of a window.
@@ -130,14 +142,19 @@ class GrowingWindows:
     ) -> None:
         self._modes, self._limit, self._path = modes, limit, path
         self._pools_prompt = pools_prompt
-        # State: the tokens before the text, those of the text and their places, and the special
-        # tokens after it; the chunks, and whether these are all; the first token of the next
-        # window, and the end of those that the windows before it have.
+        # State: the tokens before the text and the special tokens after it; the text's tokens from
+        # `_base` on, and their places; the chunks, whether these are all, and how many of the first
+        # ones were counted; those with tokens that no window has yet (number, start, end, and their
+        # rows once these are known); the first token of the next window, and the end of those that
+        # the windows before it have.
         self._lead, self._own, self._closing = _Tokens(), _Tokens(), _Tokens()
         self._starts: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._base = 0
         self.spans: list[Span] = []
-        self._places: NDArray[np.int64] = np.zeros((0, 2), np.int64)
         self._has_all_chunks = False
+        self._counts: dict[int, int] = {}
+        self._counted = 0
+        self._open: NDArray[np.int64] = np.zeros((0, 5), np.int64)
         self._begin = self._owned = 0
         self._is_done = False
 
@@ -149,9 +166,13 @@ class GrowingWindows:
             chunks: In the order of their starts, unless one part has all of them.
         """
         for spans in chunks:
+            first = len(self.spans)
             self.spans += spans
-            found = np.array([(span.start, span.end) for span in spans], np.int64)
-            self._places = np.concatenate((self._places, found))
+            found = [
+                (number, span.start, span.end, _UNKNOWN, _UNKNOWN)
+                for number, span in enumerate(spans, first)
+            ]
+            self._open = np.concatenate((self._open, np.array(found, np.int64)))
             while self._end < spans[-1].end and (part := next(tokens, None)) is not None:
                 self._add(part)
                 yield False
@@ -160,6 +181,16 @@ class GrowingWindows:
             self._add(part)
             yield False
         yield True
+
+    @property
+    def kept_tokens(self) -> int:
+        """Return the tokens of the text that are kept."""
+        return len(self._starts)
+
+    @property
+    def _known(self) -> int:
+        """Return the tokens of the text that are known."""
+        return self._base + len(self._starts)
 
     @property
     def _end(self) -> int:
@@ -182,7 +213,7 @@ class GrowingWindows:
         Args:
             is_whole: All tokens and chunks are known.
         """
-        own = len(self._own.ids)
+        own = self._known
         if is_whole and not own + len(self._lead.ids):
             raise InvalidInput(
                 f"{self._path} has no token in the model's tokenizer", field=self._path
@@ -195,25 +226,25 @@ class GrowingWindows:
                 f"the prompt leaves no tokens for a text: the model's maximum is {self._limit}",
                 field="instruction",
             )
-        ranges, windows = self._ranges(is_whole=is_whole), list[PooledWindow]()
+        self._place_chunks(is_whole=is_whole)
+        windows: list[PooledWindow] = []
         while not self._is_done:
             end = min(self._begin + room, own)
             is_last = is_whole and end == own
             if not is_last and not self._is_known(end, is_whole=is_whole):
                 break
-            windows.append(self._window(ranges, end, is_last=is_last))
+            windows.append(self._window(end, is_last=is_last))
             self._begin, self._owned = end - min(WINDOW_OVERLAP, room // 4), end
             self._is_done = is_last
+        self._forget_tokens()
         return [window for window in windows if len(window.chunks)]
 
-    def counts(self) -> list[int]:
-        """Return the number of tokens of each of the first chunks that the windows have wholly."""
-        ranges = self._ranges(is_whole=self._is_done)
-        if not self._is_done:
-            high = len(self._lead.ids) + self._owned
-            is_open = (ranges[:, 1] > high) | (self._places[:, 1] > self._end)
-            ranges = ranges[: int(is_open.argmax()) if is_open.any() else len(ranges)]
-        found: list[int] = (ranges[:, 1] - ranges[:, 0]).tolist()
+    def take_counts(self) -> list[int]:
+        """Return the number of tokens of each of the next chunks that the windows have wholly."""
+        found = []
+        while (count := self._counts.pop(self._counted, None)) is not None:
+            found.append(count)
+            self._counted += 1
         return found
 
     def _is_known(self, end: int, *, is_whole: bool) -> bool:
@@ -222,42 +253,65 @@ class GrowingWindows:
         """
         if is_whole:
             return True
-        if end >= len(self._starts):
+        if end >= self._known:
             return False
-        starts, ends = self._places.T
         # A chunk in which no token begins has the token before it.
-        is_before = starts <= self._starts[end]
-        has_chunks = self._has_all_chunks or not is_before.all()
-        return has_chunks and bool((ends[is_before] <= self._starts[-1]).all())
+        place = self._starts[end - self._base]
+        has_chunks = self._has_all_chunks or self.spans[-1].start > place
+        return has_chunks and not bool(((self._open[:, 1] <= place) & self._is_unplaced).any())
 
-    def _ranges(self, *, is_whole: bool) -> NDArray[np.int64]:
-        """Return [chunks, 2]: the first row of the whole text that each chunk pools, and the end,
-        of all chunks. They are final if a token begins at the chunk's end or later.
+    @property
+    def _is_unplaced(self) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = self._open[:, 4] == _UNKNOWN
+        return found
+
+    def _place_chunks(self, *, is_whole: bool) -> None:
+        """Find the rows of the whole text that each chunk pools: the first one and the end, which
+        are final if a token begins at the chunk's end or later.
 
         A chunk in which no token begins has the previous token, which it lies within.
         """
-        own, first = len(self._starts), len(self._lead.ids)
-        begins = np.searchsorted(self._starts, self._places[:, 0], side="left")
-        ends = np.searchsorted(self._starts, self._places[:, 1], side="left")
+        is_known = self._is_unplaced & (is_whole | (self._open[:, 2] <= self._end))
+        places, own, first = self._open[is_known, 1:3], self._known, len(self._lead.ids)
+        begins, ends = self._base + np.searchsorted(self._starts, places, side="left").T
         is_empty = begins >= ends
         begins = np.where(is_empty, np.maximum(begins - 1, 0), begins)
         ends = np.where(is_empty, np.minimum(begins + 1, own), ends)
         lows = np.where(begins == 0, 0 if self._pools_prompt else first, first + begins)
         rows = first + own + len(self._closing.ids)
         highs = np.where((ends == own) & is_whole, rows, first + ends)
-        return np.stack((np.minimum(lows, highs - 1), highs), axis=1)
+        self._open[is_known, 3:] = np.stack((np.minimum(lows, highs - 1), highs), axis=1)
 
-    def _window(self, ranges: NDArray[np.int64], end: int, *, is_last: bool) -> PooledWindow:
+    def _forget_tokens(self) -> None:
+        """Forget the tokens before the next window, except those that chunks may need."""
+        needed = self._open[self._is_unplaced, 1].tolist()
+        if not self._has_all_chunks:
+            needed.append(self.spans[-1].start)
+        place = min(needed, default=self._end)
+        # A chunk in which no token begins has the token before it.
+        before = max(0, int(np.searchsorted(self._starts, place, side="left")) - 1)
+        count = max(0, min(before, self._begin - self._base))
+        self._own = self._own.from_token(count)
+        self._starts = self._starts[count:]
+        self._base += count
+
+    def _window(self, end: int, *, is_last: bool) -> PooledWindow:
         """Build the window of the text's tokens from the next one to `end`."""
-        first = len(self._lead.ids)
-        begin = self._begin
+        first, begin = len(self._lead.ids), self._begin
         low = 0 if begin == 0 else first + self._owned
         high = first + end + (len(self._closing.ids) if is_last else 0)
+        numbers, ranges, is_placed = self._open[:, 0], self._open[:, 3:], ~self._is_unplaced
         lows, highs = np.maximum(ranges[:, 0], low), np.minimum(ranges[:, 1], high)
-        chunks = np.flatnonzero(lows < highs)
-        counts = highs[chunks] - lows[chunks]
-        begins = np.where(lows[chunks] < first, lows[chunks], lows[chunks] - begin)
-        sequence = self._lead.and_more(self._own.ids, self._own.types, slice(begin, end)).and_more(
+        is_here = is_placed & (lows < highs)
+        chunks, ranges, lows, highs = (one[is_here] for one in (numbers, ranges, lows, highs))
+        is_over = is_placed & (self._open[:, 4] <= high)
+        for number, _, _, row, row_end in self._open[is_over].tolist():
+            self._counts[number] = row_end - row
+        self._open = self._open[~is_over]
+        counts = highs - lows
+        begins = np.where(lows < first, lows, lows - begin)
+        own = slice(begin - self._base, end - self._base)
+        sequence = self._lead.and_more(self._own.ids, self._own.types, own).and_more(
             self._closing.ids, self._closing.types, slice(None)
         )
         found = InputSequence(sequence.ids, sequence.types)
@@ -268,11 +322,10 @@ class GrowingWindows:
             [np.arange(low, high, dtype=np.int32) for low, high in places.tolist()]
         )
         weights = [
-            self._weights(
-                np.arange(lows[chunk], highs[chunk]) - ranges[chunk, 0],
-                int(ranges[chunk, 1] - ranges[chunk, 0]),
+            self._weights(np.arange(low, high) - begin, end - begin)
+            for low, high, (begin, end) in zip(
+                lows.tolist(), highs.tolist(), ranges.tolist(), strict=True
             )
-            for chunk in chunks
         ]
         spans = SpanRows(rows, np.concatenate(weights), counts.astype(np.int32))
         return PooledWindow(replace(found, input=spans), chunks, places)
@@ -307,3 +360,7 @@ class _Tokens:
             return _Tokens(np.concatenate((self.ids, ids[which])))
         own = np.zeros(0, np.int32) if self.types is None else self.types
         return _Tokens(np.concatenate((self.ids, ids[which])), np.concatenate((own, types[which])))
+
+    def from_token(self, first: int) -> _Tokens:
+        """Return the tokens from one on."""
+        return _Tokens(self.ids[first:], None if self.types is None else self.types[first:])
