@@ -33,7 +33,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUIET := PYTHONWARNINGS=ignore::UserWarning
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo example test test-busy kernels-check chaos chaos-all images-check wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery simulate-mesh bench-soak bench-swap bench-telemetry bench-router bench-peers interop gpu fuzz properties clean bench-edge docs reference eval-published edge-fuzz edge-idle console-check integrations
+.PHONY: help native telemetry-check dashboards chart demo example test test-busy kernels-check chaos chaos-all images-check wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-bulk bench-bulk-kills bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery simulate-mesh bench-soak bench-swap bench-telemetry bench-router bench-peers interop gpu fuzz properties clean bench-edge docs reference eval-published edge-fuzz edge-idle console-check integrations
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -236,6 +236,12 @@ bench-fairness: $(VENV)/.dev native ## Measure a light client's latency next to 
 
 bench-recovery: $(VENV)/.dev native ## Measure the delay of requests on a killed worker
 	$(BIN)/python -m benchmarks.stress.recovery $(ARGS)
+
+bench-bulk: $(VENV)/.dev native ## Measure a bulk job from Parquet to Parquet next to steady bulk requests by gRPC
+	$(BIN)/python -m benchmarks.bulk.parquet $(ARGS)
+
+bench-bulk-kills: $(VENV)/.dev native ## Measure a submitted job of a million rows whose processes are killed, and requests beside it
+	$(BIN)/python -m benchmarks.bulk.kills $(ARGS)
 
 bench-hostile: $(VENV)/.dev native ## Measure memory, and a light tenant's latency, while another tenant sends the largest products
 	$(BIN)/python -m benchmarks.stress.hostile $(ARGS)

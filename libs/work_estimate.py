@@ -20,6 +20,8 @@ A model that no copy has measured has no speed by this rule. The assumption depe
   `assumed_speed` without peers: it sums the load of a pool's models, and the average would count a
   large model like a small one.
 
+Tokens of generated texts count by `answer_tokens` everywhere.
+
 The caller also decides which tokens count. Leased tokens count in full where work must not be
 underestimated; the scaler counts half of them (`LEASED_SHARE`), their average remainder.
 """
@@ -40,12 +42,29 @@ UNKNOWN_WEIGHT_BYTES: Final = 400_000_000
 MIN_WEIGHT_BYTES: Final = 50_000_000
 """Smaller models are not assumed to be faster than one of this size: fixed costs dominate."""
 
+DEFAULT_ANSWER_TOKENS: Final = 256
+"""Assumed tokens of a generated text if its request does not bound them: the default of workers for
+a checkpoint without one.
+"""
+
 UNKNOWN_LOAD_SECONDS: Final = 5.0
 """Assumed duration of a load of a model of unknown size."""
 LOAD_OVERHEAD_SECONDS: Final = 2.0
 """Assumed duration of a load before and after its weights are read."""
 LOAD_BYTES_PER_SECOND: Final = 1.5e9
 """Assumed speed of reading weights from a local disk."""
+
+
+def answer_tokens(max_tokens: int) -> int:
+    """Return the tokens that count as work for each text to generate: its longest answer.
+
+    Routers add them to the price of a request; workers count those that an answer did not need when
+    it ends. So prices and measured speeds have the same unit, whatever the length of answers.
+
+    Args:
+        max_tokens: The request's bound; 0 if it has none.
+    """
+    return max_tokens or DEFAULT_ANSWER_TOKENS
 
 
 def average_speed(speeds: Iterable[float]) -> float:

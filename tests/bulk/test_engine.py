@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 from shoal.bulk import engine, export
 from shoal.bulk.engine import JobRun, create, request
 from shoal.bulk.failures import Busy, InputChanged, JobError, StorageError
@@ -84,6 +85,19 @@ async def test_every_row_has_its_vector_in_input_order(source: Path, out: Path) 
     assert client.expected == ["", *[RECIPE] * 4]
     assert sorted(client.texts) == sorted(texts)
     assert len(list(export.contents(Folder(out), read_manifest(out)))) == len(parts(out)) == 5
+    assert manifest.size == read_manifest(out).size == sum(one.stat().st_size for one in parts(out))
+    columns = parquet.ParquetFile(parts(out)[0]).metadata.row_group(0)
+    encodings = {columns.column(n).path_in_schema: columns.column(n).encodings for n in range(4)}
+    assert "RLE_DICTIONARY" in encodings["id"]
+    assert "RLE_DICTIONARY" not in encodings["dense.list.element"]
+
+
+async def test_job_stops_at_its_limit_of_bytes(source: Path, out: Path) -> None:
+    with pytest.raises(JobError, match="and at most 1 are allowed"):
+        await run(Folder(out), source, FakeClient(), limits=BulkLimits(output_bytes=1))
+    assert (read_manifest(out).state, len(parts(out))) == ("failed", 1)
+    manifest = await run(Folder(out), source, FakeClient())
+    assert (manifest.state, manifest.rows) == ("completed", ROWS)
 
 
 class FrozenFolder(Folder):

@@ -13,7 +13,6 @@ import fsspec
 import pyarrow
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from moto.server import ThreadedMotoServer
 from pyarrow import parquet
 from shoal.bulk import places
 from shoal.bulk.failures import StorageError
@@ -21,6 +20,7 @@ from shoal.bulk.places import Folder, ObjectFolder, OutputPlace, place
 
 from tests.bulk.fake_client import FakeClient
 from tests.bulk.jobs import run, write_parquet
+from tests.support.s3 import s3_bucket
 
 ROWS = 45
 
@@ -171,23 +171,8 @@ async def test_store_that_stays_unreachable_fails_the_job(tmp_path: Path) -> Non
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A bucket of moto's S3 server."""
-    server = ThreadedMotoServer(port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    files = fsspec.filesystem("s3")
-    files.mkdir("jobs")
-    yield "s3://jobs"
-    files.rm("jobs", recursive=True)
-    server.stop()
-    fsspec.filesystem("s3").clear_instance_cache()
+    with s3_bucket(monkeypatch) as url:
+        yield url
 
 
 async def test_input_and_output_in_s3(bucket: str, tmp_path: Path) -> None:

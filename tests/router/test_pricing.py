@@ -7,6 +7,7 @@ from shoal.v1 import models_pb2
 
 from services.router.admission import pricing
 from services.router.admission.pricing import price
+from services.router.admission.splitting import job_target, split
 from services.router.admission.validation import image_price, limits
 from services.router.admission.validation.requests import check_encode, check_extract, check_score
 from services.router.admission.validation.sizes import Sizes
@@ -19,6 +20,7 @@ from tests.router.test_image_price import (
     picture,
     png_header,
 )
+from tests.router.test_rules import LANE, fleet, worker
 
 
 def test_padded_texts_cost_their_padded_length() -> None:
@@ -148,3 +150,59 @@ def test_labels_read_with_each_text_are_priced_for_each() -> None:
         check_extract(entities, fixed).per_sequence_bytes,
         check_extract(entities, fixed).per_job_bytes,
     ) == (0, 5)
+
+
+WRITES = models_pb2.ModelCard(
+    model=MODEL,
+    tasks=[models_pb2.TASK_TEXT, models_pb2.TASK_REGIONS],
+    max_tokens=512,
+    inputs=[
+        models_pb2.INPUT_KIND_TEXT,
+        models_pb2.INPUT_KIND_IMAGE,
+        models_pb2.INPUT_KIND_DOCUMENT,
+    ],
+)
+
+
+def costs(request: pb.ExtractRequest, card: models_pb2.ModelCard | None = WRITES) -> list[int]:
+    request.model = MODEL
+    found, _ = price(check_extract(request, card), card, request.truncation)
+    return found
+
+
+def test_texts_to_generate_are_priced_and_spread_over_the_workers() -> None:
+    request = pb.ExtractRequest(items=[pb.Item(text="a")] * 255, text=pb.TextTask(max_tokens=4096))
+    found = costs(request)
+    assert found == [2 + 4096] * 255
+    ten = fleet(*(worker(f"w{number}") for number in range(10)))
+    jobs = split(found, job_target(sum(found), LANE, ten))
+    assert len(jobs) >= 100, "not one job for one worker"
+    assert sum(job.tokens for job in jobs) == sum(found), "which lanes and quotas count"
+    request.text.max_tokens = 0
+    assert costs(request, None) == [2 + 256] * 255
+
+
+def test_each_page_is_a_text_to_generate() -> None:
+    document = pb.Document(file=0, last_page=64)
+    request = pb.ExtractRequest(
+        items=[pb.Item(parts=[pb.Part(document=document)])],
+        files=[b"%PDF-1.7"],
+        text=pb.TextTask(max_tokens=100),
+    )
+    read = costs(request)
+    request.text.max_tokens = 300
+    assert costs(request) == [read[0] + 64 * 200]
+    request.text.text_layer = pb.TextTask.TEXT_LAYER_ONLY
+    (layers,) = costs(request)
+    request.text.max_tokens = 100
+    assert costs(request) == [layers], "nothing is generated"
+
+
+def test_regions_are_generated_only_by_a_model_that_writes() -> None:
+    request = pb.ExtractRequest(
+        items=[pb.Item(image=pb.Image(data=b"p"))], regions=pb.RegionsTask(labels=["cat"])
+    )
+    detector = models_pb2.ModelCard()
+    detector.CopyFrom(WRITES)
+    detector.tasks[:] = [models_pb2.TASK_REGIONS]
+    assert costs(request)[0] == costs(request, detector)[0] + 256

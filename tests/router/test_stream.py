@@ -383,7 +383,7 @@ async def test_answers_that_are_not_read_end_the_streams_beyond_a_limit(
     redis_url: str, flights: list[InFlightMemory]
 ) -> None:
     """Two streams of 32 MB, held three times, exceed a tenant's 64 MiB, whatever gRPC's windows
-    take. Another tenant is answered meanwhile.
+    take. Another tenant still is answered.
     """
     limit = 128 << 20
     async with (

@@ -25,6 +25,7 @@ from services.scheduler.demand import (
     is_active,
 )
 from services.scheduler.rates import ArrivalRate, ColdStarts, LaneArrivals, Speeds
+from services.worker.scheduling.meter import Meter
 from tests.scheduler.snapshots import MODEL, Mesh, holding
 
 GOALS = Goals(max_workers=1000, drain_seconds=30.0, target_utilization=0.75)
@@ -92,6 +93,21 @@ def test_arrivals_need_workers_at_the_target_utilization() -> None:
 @pytest.mark.parametrize(("fast", "offered"), [(199.0, 1.0), (200.0, 2.0), (800.0, 8.0)])
 def test_burst_counts_once_it_is_twice_the_usual(fast: float, offered: float) -> None:
     assert work(fast=fast, slow=100.0).offered_load == pytest.approx(offered)
+
+
+@pytest.mark.parametrize("generated", [40, 400])
+def test_generations_that_keep_a_worker_busy_are_the_load_of_one(generated: int) -> None:
+    """Prices count the longest answer, 400 tokens here, whatever the model generates."""
+    prompt, longest, meter = 10, 400, Meter()
+    for _ in range(10):
+        for step in range(generated):
+            is_last = step == generated - 1
+            meter.add_steps(
+                prompt + 1 if step == 0 else 1, 0.02, longest - generated if is_last else 0
+            )
+    arrivals = (prompt + longest) / (generated * 0.02)
+    one = work(fast=arrivals, slow=arrivals, speed=meter.tokens_per_second)
+    assert one.offered_load == pytest.approx(1.0, rel=0.1)
 
 
 def test_backlog_is_worked_off_in_the_drain_time() -> None:

@@ -330,6 +330,22 @@ def test_generative_model_has_half_weight_and_no_burst_credit() -> None:
     assert order.count(writer) == 4, "and from then on it gets every third turn"
 
 
+def test_sequences_that_have_begun_stay_in_the_batch() -> None:
+    """Others cannot take their place: they may wait for the memory that these free at their end."""
+    room, writer, now = WaitingRoom(), BatchGroup("org/writer", GENERATE), 0.0
+    begun = [Waiting(number, 0, 1, now, 20, 5) for number in (1, 2)]
+    room.add(writer, begun, Y)
+    room.add(writer, [Waiting(number, 0, 90, now, 20) for number in range(10, 20)], X)
+    assert room.lanes == {("org/writer", ""): {Y: 2, X: 10 * 110}}
+    for turn in range(5):
+        batch = serve(room, BatchLimits(tokens=100, items=8, max_age=1.0), now + turn)
+        assert [one.job for one in batch.chosen] == [1, 2, 10], "and the oldest of the others"
+        room.add(writer, batch.chosen[:2], Y)
+        room.add(writer, batch.chosen[2:], X)
+    few = serve(room, BatchLimits(tokens=100, items=2, max_age=1.0), now + 6)
+    assert [one.job for one in few.chosen] == [1, 10]
+
+
 def test_flows_with_equal_service_share_batches() -> None:
     room = WaitingRoom()
     for flow, first in ((X, 0), (Y, 100)):

@@ -29,6 +29,20 @@ def test_large_batch_counts_for_more_than_a_small_one() -> None:
     assert meter.expected_seconds(1009) == pytest.approx(0.109)
 
 
+def test_speed_of_a_generative_model_is_that_of_many_steps_and_in_the_tokens_of_prices() -> None:
+    meter = Meter()
+    for _ in range(2):
+        meter.add_steps(1, 0.01, 0)
+    for _ in range(98):
+        meter.add_steps(1, 0.01, 0)
+    meter.add_steps(500, 0.1, 0)  # a prompt
+    assert meter.tokens_per_second < 600 / 1.0, "not that of the last few"
+    computed = meter.expected_seconds(100)
+    meter.add_steps(1, 0.01, 2000)  # an answer ended early: the work that it was priced at is done
+    assert meter.tokens_per_second > 2 * 100 / computed
+    assert meter.expected_seconds(100) == pytest.approx(computed, rel=0.05)
+
+
 def test_first_pass_counts_only_until_the_second() -> None:
     meter = Meter()
     assert (meter.tokens_per_second, meter.batch_tokens) == (0.0, 0)

@@ -510,13 +510,14 @@ def test_batches_stay_small_after_one_did_not_fit() -> None:
 
 def test_batches_are_short_while_the_device_is_shared() -> None:
     b = Bench(batch_tokens=1000)
-    assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 1000}  # unmeasured
+    assert b.runner.batch_tokens([b.resident]) == {"org/fake": 1000}  # unmeasured
     b.resident.meter.add_forward(1000, 1.0)
     b.runner.add([b.held("a")])
-    assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 150}
+    assert b.runner.batch_tokens([b.resident]) == {"org/fake": 150}
     other = b.held("a", tenant="other")
     b.runner.add([other])
-    assert b.runner.batch_tokens(["org/fake", "org/unknown"]) == {
+    unknown = Resident("org/unknown", b.model, load_seconds=0.0, loaded_at=0.0, last_used=0.0)
+    assert b.runner.batch_tokens([b.resident, unknown]) == {
         "org/fake": 100,
         "org/unknown": 1000,
     }

@@ -14,7 +14,7 @@ from shoal.extractions import Extraction, PageText
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
-from libs.kernels.attention.paged import pages_for
+from libs.kernels.attention.paged import PAGE, pages_for
 from libs.models.generation.decoding.graphs import SEQUENCES, StepGraphs
 from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.loop import DecodeLoop, compile_kernels
@@ -52,6 +52,7 @@ from libs.models.runtime.graphs.graphs import Graphs
 from libs.models.runtime.loaded.tiers import Arena, ParkedModel, copying
 from libs.models.text.checks import need_task
 from libs.models.text.tokens import TokenProcessor
+from libs.work_estimate import DEFAULT_ANSWER_TOKENS
 
 STEPS_SECONDS: Final = 0.004
 """Time for the steps of a forward, which makes at least one. Steps of small models take less time
@@ -348,6 +349,12 @@ class GenerativeModel:
         )
 
     @property
+    def pool_tokens(self) -> int:
+        """Tokens of the prompts and longest answers that fit into memory together."""
+        tokens = self.pages * PAGE
+        return min(tokens, self.slots * DEFAULT_ANSWER_TOKENS) if self.slots else tokens
+
+    @property
     def writing(self) -> int:
         """Number of sequences in progress."""
         return 0 if self._loop is None else len(self._loop.sequences)
@@ -361,23 +368,31 @@ class GenerativeModel:
     def _begin(self, sequences: Sequence[InputSequence], yield_point: YieldPoint) -> None:
         """Add sequences to the loop while memory lasts. Encoders run only for sequences that could
         fit.
+
+        The first one without room ends this: later ones would take the memory that it waits for.
         """
         loop = self._decode
         left = loop.pool.unclaimed
         new: list[InputSequence] = []
         for each in sequences:
-            if id(each) not in self._writing:
+            waiting = self._writing.get(id(each))
+            if waiting is None:
                 left -= pages_for(each.tokens)
                 if left < 0 and (new or loop.sequences):
                     break
                 new.append(each)
+            elif waiting.decoding is None and not loop.has_room(waiting.request):
+                break
         if new:
             for each, request in zip(new, self._reader.requests(new, yield_point), strict=True):
                 self._writing[id(each)] = _Generation(each, request)
         for each in sequences:
             writing = self._writing.get(id(each))
-            if writing is not None and writing.decoding is None and loop.has_room(writing.request):
-                writing.decoding = loop.add(writing.request)
+            if writing is not None and writing.decoding is not None:
+                continue
+            if writing is None or not loop.has_room(writing.request):
+                return
+            writing.decoding = loop.add(writing.request)
 
     def _steps(self, writings: Sequence[_Generation], yield_point: YieldPoint) -> None:
         loop, until = self._decode, time.perf_counter() + STEPS_SECONDS
@@ -397,8 +412,10 @@ class GenerativeModel:
 
     def _outcome(self, sequence: InputSequence) -> Output | Unfinished:
         writing = self._writing.get(id(sequence))
-        if writing is None or writing.decoding is None or writing.decoding.finish is None:
-            return Unfinished() if writing is None else Unfinished(writing.ids)
+        if writing is None or writing.decoding is None:
+            return Unfinished(has_begun=False)
+        if writing.decoding.finish is None:
+            return Unfinished(writing.ids)
         del self._writing[id(sequence)]
         finish = writing.decoding.finish
         return GeneratedIds(

@@ -134,9 +134,11 @@ class Unfinished:
 
     Attributes:
         ids: The tokens so far; the next forward may append to them.
+        has_begun: False: it waits for memory, and nothing of it was computed.
     """
 
     ids: Sequence[int] = field(default=(), compare=False)
+    has_begun: bool = True
 
 
 Output = NDArray[np.float32] | SparseRow | GeneratedIds | tuple["Output", ...]

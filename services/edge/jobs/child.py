@@ -170,6 +170,7 @@ def _reporter() -> Any:
                 "failed_rows": progress.failed,
                 "total_rows": progress.total,
                 "tokens": progress.tokens,
+                "bytes": progress.size,
             }
             _report(progress=progress.rates(), counts=counts, cost=dict(progress.cost))
 
@@ -192,6 +193,7 @@ def _summary(manifest: Manifest | None) -> dict[str, Any]:
         "total_rows": manifest.total,
         "tokens": manifest.tokens,
         "parts": len(manifest.parts),
+        "bytes": manifest.size,
     }
     return {
         "counts": counts,

@@ -18,13 +18,16 @@ JOB_PREFIX: Final = "job_"
 
 
 class JobCounts(msgspec.Struct):
-    """Numbers of rows, tokens and parts. `total_rows` is null until it is known."""
+    """Numbers of rows, tokens and parts, and the size of the parts. `total_rows` is null until it
+    is known.
+    """
 
     rows: int = 0
     failed_rows: int = 0
     total_rows: int | None = None
     tokens: int = 0
     parts: int = 0
+    bytes: int = 0
 
 
 class JobRecord(msgspec.Struct, kw_only=True):

@@ -216,7 +216,7 @@ class JobRunner:
 
     async def _run_process(self, metadata: Metadata) -> dict[str, Any] | None:
         """Run the process until its end, and return that; None if it ended by a fault."""
-        record = self.record
+        record, order = self.record, await self._order(metadata)
         record.status, record.started_at = "running", record.started_at or int(time.time())
         record.faults += 1  # An edge that dies with the process cannot count it later.
         await self._save()
@@ -235,7 +235,7 @@ class JobRunner:
             },
         )
         self.process, self._metadata = process, metadata
-        self._write(**self._order(metadata))
+        self._write(**order)
         if self._request:
             self._write(request=_REQUESTS[self._request])
         elif self.is_preempted:
@@ -261,8 +261,14 @@ class JobRunner:
             )
         return ended
 
-    def _order(self, metadata: Metadata) -> dict[str, Any]:
-        record = self.record
+    async def _order(self, metadata: Metadata) -> dict[str, Any]:
+        record, settings = self.record, self._settings
+        others = await self._context.io(self._store.bytes_of_others, record.id)
+        limits = {
+            **record.limits,
+            "prices": dict(settings.prices),
+            "output_bytes": max(1, settings.tenant_output_bytes - others),
+        }
         return {
             **self._mesh.order(),
             "tenant": record.tenant,
@@ -270,11 +276,11 @@ class JobRunner:
             "recipe": record.recipe,
             "input": record.input,
             "output": record.output,
-            "limits": {**record.limits, "prices": dict(self._settings.prices)},
+            "limits": limits,
             "retry": record.retry,
-            "roots": tenant_roots(self._settings.roots, record.identified),
-            "input_bytes": self._settings.input_bytes,
-            "process_bytes": self._settings.process_bytes,
+            "roots": tenant_roots(settings.roots, record.identified),
+            "input_bytes": settings.input_bytes,
+            "process_bytes": settings.process_bytes,
         }
 
     def _write(self, **content: Any) -> None:

@@ -61,6 +61,14 @@ class JobSettings:
         setting.at_least(1),
         "The maximum size of the input of a submitted job, as it is stored.",
     )
+    tenant_output_bytes: int = setting.integer(
+        "SHOAL_JOBS_TENANT_OUTPUT_BYTES",
+        16 * _TIB,
+        "bytes",
+        setting.at_least(1),
+        "The maximum size of the outputs of all submitted jobs of a tenant that the edge has a "
+        "record of. A job at which it is exceeded fails.",
+    )
     process_bytes: int = setting.integer(
         "SHOAL_JOBS_PROCESS_BYTES",
         3 << 29,

@@ -56,6 +56,11 @@ class JobStore:
         """Yield those of these jobs that still exist."""
         return filter(None, map(self.job, ids))
 
+    def bytes_of_others(self, identity: str) -> int:
+        """Return the size of the outputs of all jobs but one."""
+        others = self.jobs(one for one in self.ids() if one != identity)
+        return sum(record.counts.bytes for record in others)
+
     def active_ids(self) -> list[str]:
         """Return the ids of jobs that wait or run, and perhaps some that just stopped."""
         names = (name.partition(".") for name in self._store.active().names())

@@ -38,6 +38,8 @@ def price(
       not truncated.
     2. Images cost the tokens that the model makes of their size.
     3. Short texts cost the length to which they are padded.
+    4. A text to generate costs its longest answer. Workers measure their speed in the same tokens
+       (`Meter.add_steps`).
     """
     rate = tokens_per_byte(card, DEFAULT_TOKENS_PER_BYTE)
     is_cut = truncation != pb.TRUNCATION_NONE and not sizes.chunks
@@ -59,6 +61,8 @@ def price(
     costs = [tokens * sizes.sequences_per_item for tokens in items]
     for index, own in sizes.images.items():
         costs[index] += own.tokens
+    for index, tokens in enumerate(sizes.generated):
+        costs[index] += tokens
     return costs, per_job_bytes + sizes.per_job_images.tokens
 
 

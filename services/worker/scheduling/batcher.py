@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, islice
-from operator import itemgetter
+from itertools import chain, filterfalse, islice, takewhile
+from operator import attrgetter, itemgetter
 from typing import Final
 
 from libs.models import GENERATE
@@ -90,7 +90,21 @@ class Waiting:
     job: int
     index: int
     tokens: int
+    """Tokens that the next forward computes of it, at least."""
     since: float
+    answer: int = 0
+    """Tokens that its generated answer may have."""
+    counted: int | None = None
+    """Tokens of its answer that were computed; None: it has not begun."""
+
+    @property
+    def has_begun(self) -> bool:
+        return self.counted is not None
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens that it counts as waiting work: all of it until it begins."""
+        return self.tokens if self.has_begun else self.tokens + self.answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +238,11 @@ class WaitingRoom:
         flow: Flow = NO_CALLER,
         weight: float = 1.0,
     ) -> None:
-        """Queue sequences, which must not be older than those that wait. `weight` replaces the
-        flow's.
+        """Queue sequences: new ones, or those of a batch that need another one. `weight` replaces
+        the flow's.
+
+        In a line, sequences that have begun are first, and each of the two kinds is in order of
+        arrival.
         """
         if not sequences:
             return
@@ -237,7 +254,9 @@ class WaitingRoom:
         for one in sequences:
             line.waiting[one.job, one.index] = one
             self._jobs.setdefault(one.job, {})[one.index] = line
-            self._count(line, one.tokens)
+            self._count(line, one.queued_tokens)
+        if group.is_continuous:
+            line.waiting = dict(sorted(line.waiting.items(), key=_place))
 
     def jobs(self) -> set[int]:
         """Return the numbers of the jobs that have sequences here."""
@@ -273,7 +292,8 @@ class WaitingRoom:
         """Choose the next batch and remove it from the queues. Return None if nothing waits.
 
         1. The oldest sequence of the least-served line is always in it, alone if it exceeds the
-           budget.
+           budget. If it waits for memory, those that have begun are in it too: they free memory
+           when they end.
         2. Lines for the same head join if their callers' virtual times are close
            (COBATCH_WINDOW_SECONDS).
         3. Of these, sequences older than `max_age` follow strictly in order (of callers, then of
@@ -317,7 +337,8 @@ class WaitingRoom:
         if is_bulk or not all(tag < self._callers.tag(flow.caller) for flow in running.weighed):
             return False
         group, flow = self._shares[caller].first()
-        first = next(iter(self._lines[group][flow].waiting.values()))
+        waiting = self._lines[group][flow].waiting.values()
+        first = next(filterfalse(_HAS_BEGUN, waiting), None) or next(iter(waiting))
         return running.tokens + first.tokens <= limits.tokens
 
     def ran(self, batch: Batch, seconds: float, now: float, charged: float = 0.0) -> None:
@@ -358,7 +379,7 @@ class WaitingRoom:
         del of_job[one.index]
         if not of_job:
             del self._jobs[one.job]
-        self._count(line, -one.tokens)
+        self._count(line, -one.queued_tokens)
         if not line.waiting:
             self._close(line)
 
@@ -391,16 +412,35 @@ class WaitingRoom:
             del self._shares[caller]
 
 
+_HAS_BEGUN: Final = attrgetter("has_begun")
+
+
+def _place(item: tuple[tuple[int, int], Waiting]) -> tuple[bool, float, tuple[int, int]]:
+    """Return the key by which a line of sequences that take several forwards is sorted."""
+    name, one = item
+    return not one.has_begun, one.since, name
+
+
 def _pick(
     lines: Collection[_Line], tokens: int, limits: BatchLimits, now: float
 ) -> Iterator[Waiting]:
-    """Choose sequences in the lines' order. The first line's first sequence is always chosen."""
-    candidates = list(
-        islice(chain.from_iterable(line.waiting.values() for line in lines), CANDIDATES)
+    """Choose sequences in the lines' order: those that have begun, then others. The first of the
+    others is always chosen.
+    """
+    begun = list(
+        chain.from_iterable(takewhile(_HAS_BEGUN, line.waiting.values()) for line in lines)
     )
+    waiting = chain.from_iterable(line.waiting.values() for line in lines)
+    candidates = list(islice(filterfalse(_HAS_BEGUN, waiting) if begun else waiting, CANDIDATES))
+    if begun:
+        begun = begun[: max(1, min(limits.items - bool(candidates), tokens))]
+        yield from begun
+        if not candidates or len(begun) >= limits.items:
+            return
     first, before = candidates[0], now - limits.max_age
     yield first
-    budget, remaining_items = tokens - first.tokens, limits.items - 1
+    budget = tokens - len(begun) - first.tokens
+    remaining_items = limits.items - len(begun) - 1
     newer = []
     for one in candidates[1:]:
         if one.since >= before:

@@ -4,6 +4,7 @@ will be free. Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -32,6 +33,10 @@ TextsWork = (
 )
 _KEPT = 0.9
 """Decay of earlier measurements at each new one: about the last ten count."""
+GENERATION_SECONDS: Final = 10.0
+"""Time constant of the decay for a generative model: prompts take much less time for each token
+than answers, so that a few forward passes say little.
+"""
 MAX_BYTES_A_TOKEN: Final = 16
 """A text with more bytes per token was truncated or is unknown to the tokenizer, so it does not
 represent other texts.
@@ -103,15 +108,29 @@ class Meter:
         self._forward_tokens = 0.0
         self._forward_squares = 0.0
         self._forward_seconds = 0.0
+        self._unneeded_tokens = 0.0
         self._off_seconds = 0.0
         self._text_tokens = 0.0
         self._text_bytes = 0.0
 
     def add_forward(self, tokens: int, seconds: float) -> None:
+        self._add(tokens, seconds, 0, _KEPT)
+
+    def add_steps(self, tokens: int, seconds: float, unneeded: int) -> None:
+        """Add a forward pass of a generative model.
+
+        Args:
+            unneeded: Tokens that the price of answers that ended in it counts, and that were not
+                generated. The work that waits is counted by the same prices.
+        """
+        self._add(tokens, seconds, unneeded, math.exp(-seconds / GENERATION_SECONDS))
+
+    def _add(self, tokens: int, seconds: float, unneeded: int, kept: float) -> None:
         off = abs(seconds - self.expected_seconds(tokens)) if self._forwards > 1 else 0.0
         self._forwards += 1
         # The first pass includes warm-up: it only counts until the second.
-        kept = 0.0 if self._forwards == 2 else _KEPT
+        kept = 0.0 if self._forwards == 2 else kept
+        self._unneeded_tokens = self._unneeded_tokens * kept + unneeded
         self._forward_tokens = self._forward_tokens * kept + tokens
         self._forward_squares = self._forward_squares * kept + tokens * tokens
         self._forward_seconds = self._forward_seconds * kept + seconds
@@ -126,6 +145,12 @@ class Meter:
 
     @property
     def tokens_per_second(self) -> float:
+        """The work done per second, in the tokens of prices."""
+        tokens = self._forward_tokens + self._unneeded_tokens
+        return tokens / self._forward_seconds if self._forward_seconds else 0.0
+
+    @property
+    def _computed_per_second(self) -> float:
         return self._forward_tokens / self._forward_seconds if self._forward_seconds else 0.0
 
     @property
@@ -141,11 +166,11 @@ class Meter:
 
     def max_tokens(self, seconds: float) -> int:
         """Return the tokens that a forward pass should process in `seconds`; 0 until measured."""
-        return int(self.tokens_per_second * seconds)
+        return int(self._computed_per_second * seconds)
 
     def expected_seconds(self, tokens: int) -> float:
         """Return the expected duration of a forward pass over `tokens`; 0 until measured."""
-        return tokens / self.tokens_per_second if self._forward_seconds else 0.0
+        return tokens / self._computed_per_second if self._forward_seconds else 0.0
 
     def min_seconds(self, tokens: int) -> float:
         """Return a lower bound of a pass's duration: the expected time less twice the mean error,

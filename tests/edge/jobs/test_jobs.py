@@ -49,6 +49,7 @@ async def test_submitted_job_returns_at_once_and_writes_each_row_once(files: Fil
             "total_rows": 35,
             "tokens": 35,
             "parts": 4,
+            "bytes": sum(part.stat().st_size for part in (files.root / "out").glob("part-*")),
         }
         assert found["embedding_id"] == EMBEDDING_ID
         assert found["created_at"] <= found["started_at"] <= found["ended_at"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from shoal.bulk.failures import StorageError
 
 from services.edge.batches.context import new_id
-from services.edge.batches.store import BatchStore, _Directory
+from services.edge.batches.store import BatchStore, _Directory, tenant_key
 from services.edge.jobs import jobs
 from services.edge.jobs.objects import JOB_PREFIX, JobRecord, Status
 from services.edge.jobs.store import JobStore
@@ -131,3 +133,20 @@ async def test_cancelling_a_stopped_job_excludes_resuming_it(
         saved = store.job(job.id)
         assert saved is not None
         assert saved.status == "cancelled"
+
+
+async def test_outputs_of_a_tenant_have_a_quota(files: Files) -> None:
+    """It counts all jobs that are recorded, but not those of other tenants."""
+    files.write(35)
+    settings = files.settings
+    settings["jobs"] = replace(settings["jobs"], tenant_output_bytes=1 << 30)
+    other = record(files, "completed")
+    other.counts.bytes, other.ended_at = 1 << 30, int(time.time())
+    JobStore(BatchStore(str(files.storage)), tenant_key("red")).save(other)
+    async with edge(Script(encode=encode), **settings) as http:
+        red = await submit(http, files.request("a"), "red")
+        blue = await submit(http, files.request("b"), "blue")
+        found = await wait_for(http, red, x_shoal_tenant="red")
+        assert (found["status"], "at most 1 are allowed" in found["error"]) == ("failed", True)
+        assert found["counts"]["parts"] < 4
+        assert (await wait_for(http, blue, x_shoal_tenant="blue"))["status"] == "completed"

@@ -423,6 +423,7 @@ class JobRun:
         name = self._manifest.chunk_part_name(chunk.number, len(chunk), attempt)
         part = await asyncio.to_thread(self._create, chunk.number, name, content, attempt)
         self._manifest.add(part)
+        self._check_size()
 
     def _content(self, chunk: RowChunk, answer: ChunkResults, before: bytes) -> PartContent:
         import pyarrow
@@ -459,6 +460,12 @@ class JobRun:
                 f"{allowed:.0%}: see `shoal job results {self._place.uri} --failed`; resume with a "
                 "larger --max-failed to go on"
             )
+
+    def _check_size(self) -> None:
+        """Raise JobError if the parts are too large."""
+        size, most = self._manifest.size, self._manifest.limits.output_bytes
+        if most and size > most:
+            raise JobError(f"the parts have {size:,} bytes, and at most {most:,} are allowed")
 
     def _check_complete(self) -> None:
         manifest = self._manifest
@@ -571,6 +578,7 @@ class JobRun:
             self._waiting_for,
             cost,
             whole,
+            manifest.size,
         )
 
     async def _save(self, state: State) -> None:
@@ -621,7 +629,7 @@ def request(place: OutputPlace, manifest: Manifest, wanted: Literal["pause", "ca
 
 def _part(number: int, name: str, content: PartContent, attempt: int) -> CommittedPart:
     counts = (content.rows, content.failed, content.tokens, content.truncated)
-    return CommittedPart(number, name, *counts, content.sha256, attempt)
+    return CommittedPart(number, name, *counts, content.sha256, len(content.data), attempt)
 
 
 def _is_transient(error: ShoalError) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shoal.bulk.columns import fit_to_schema
+from shoal.bulk.columns import fit_to_schema, writer_options
 from shoal.bulk.failures import JobError, StorageError
 from shoal.bulk.manifest import CommittedPart, Manifest
 from shoal.bulk.parts import ERROR, ROW, failed_rows, read_table
@@ -97,6 +97,6 @@ def _export_tables(place: OutputPlace, manifest: Manifest, output: Path) -> None
         else pyarrow.schema([(ROW, pyarrow.int64()), (ERROR, pyarrow.string())])  # Without parts.
     )
     schema = schema.with_metadata({key: value for key, value in noted.items() if value})
-    with parquet.ParquetWriter(output, schema, compression="zstd") as writer:
+    with parquet.ParquetWriter(output, schema, **writer_options(pyarrow, schema)) as writer:
         for _, data in contents(place, manifest):
             writer.write_table(fit_to_schema(pyarrow, read_table(data), schema))

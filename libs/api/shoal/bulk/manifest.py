@@ -47,6 +47,7 @@ class CommittedPart:
         rows: Number of input rows.
         failed: Number of them with an error.
         truncated: Number of rows with a text that was cut; of a retry, those that it sent.
+        size: Number of bytes.
         attempt: 0, or the number of the retry of failed rows that wrote it.
     """
 
@@ -57,6 +58,7 @@ class CommittedPart:
     tokens: int
     truncated: int
     sha256: str
+    size: int
     attempt: int = 0
 
 
@@ -95,14 +97,17 @@ class Manifest:
     failed: int = 0
     tokens: int = 0
     truncated: int = 0
+    size: int = 0
 
     def add(self, part: CommittedPart) -> None:
         """Record a part; it replaces an earlier one of its chunk."""
         old = self.parts.get(part.chunk)
         if old is not None:
             self.rows, self.failed = self.rows - old.rows, self.failed - old.failed
+            self.size -= old.size
         self.parts[part.chunk] = part
         self.rows, self.failed = self.rows + part.rows, self.failed + part.failed
+        self.size += part.size
         self.tokens += part.tokens
         self.truncated += part.truncated
 
@@ -180,6 +185,7 @@ class Manifest:
                 "tokens": self.tokens,
                 "truncated_rows": self.truncated,
                 "parts": len(self.parts),
+                "bytes": self.size,
             },
             "created_at": self.created_at,
             "updated_at": self.updated_at,

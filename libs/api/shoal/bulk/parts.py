@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shoal.bulk.columns import SKIPPED, EncodedRows, fit_to_schema
+from shoal.bulk.columns import SKIPPED, EncodedRows, fit_to_schema, writer_options
 from shoal.bulk.failures import JobError
 from shoal.bulk.inputs import RowChunk
 from shoal.bulk.kept import build_column, json_value, scalar_json
@@ -147,7 +147,7 @@ class PartWriter:
         }
         file = io.BytesIO()
         table = table.replace_schema_metadata({key: value for key, value in noted.items() if value})
-        parquet.write_table(table, file, compression="zstd")
+        parquet.write_table(table, file, **writer_options(self._pa, table.schema))
         counts = (len(chunk), failed, answer.tokens, answer.truncated)
         return PartContent(file.getvalue(), *counts, embedding_id)
 

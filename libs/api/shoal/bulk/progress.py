@@ -17,6 +17,7 @@ class JobProgress:
         waiting_for: The last error of chunks that are sent again; empty while chunks are answered.
         cost: The cost by pool, of pools with a price.
         whole_cost: An estimate of the cost of all rows; None if unknown.
+        size: Number of bytes of all parts.
     """
 
     rows: int
@@ -30,6 +31,7 @@ class JobProgress:
     waiting_for: str = ""
     cost: Mapping[str, float] = field(default_factory=dict)
     whole_cost: float | None = None
+    size: int = 0
 
     def rates(self) -> dict[str, float]:
         """Return the rates and estimates for the manifest."""

@@ -132,6 +132,7 @@ class BulkLimits:
         deadline: Seconds since the epoch at which the job stops; 0 for none.
         patience: Seconds without any answered chunk after which the job stops.
         prices: The price of a worker for an hour, by pool, in any currency.
+        output_bytes: Size of all parts at which the job stops; 0 for none.
     """
 
     in_flight: int = 8
@@ -139,6 +140,7 @@ class BulkLimits:
     deadline: float = 0.0
     patience: float = 900.0
     prices: Mapping[str, float] = field(default_factory=dict)
+    output_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.in_flight < 1:

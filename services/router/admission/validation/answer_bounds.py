@@ -9,7 +9,7 @@ workers keep to. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from google.protobuf.message import Message
@@ -19,6 +19,7 @@ from shoal.v1 import models_pb2, tensor_pb2
 from libs import tokens
 from libs.errors import InvalidInput
 from libs.serving.calls.call import ANSWER_HEADER
+from libs.work_estimate import answer_tokens
 from services.router.admission.validation import limits
 from services.router.admission.validation.limits import Limit
 from services.router.admission.validation.sizes import Sizes
@@ -41,9 +42,6 @@ BOUNDS: Final[Mapping[str, tuple[Limit, ...]]] = {
 """The limits of every kind of answer: a verb with its representation or task. Scores take nine
 bytes per document.
 """
-
-DEFAULT_TOKENS: Final = 256
-"""Tokens of a generated text by default: the workers' default when the checkpoint has none."""
 
 FRAME_BYTES: Final = 512
 """Bytes of an answer in addition to its results: the revision, usage, timings and the shape of a
@@ -79,15 +77,17 @@ def item_share(request: Message, request_bytes: int, readable: int) -> int:
     return 0
 
 
-def check_generated(task: pb.TextTask, pages: Iterable[int], items: int) -> None:
-    """Raise InvalidInput if more tokens may be generated than one answer holds. `pages`: of each
-    item that has some.
+def check_generated(task: pb.TextTask, pages: Sequence[int]) -> list[int]:
+    """Return the tokens that may be generated for each item. Raises InvalidInput if they are more
+    than one answer holds.
+
+    Args:
+        pages: Pages of each item; 0 for an item that is not a document.
     """
-    counts = [count for count in pages if count]
-    texts = items - len(counts) + sum(counts)
-    tokens = (
-        0 if task.text_layer == pb.TextTask.TEXT_LAYER_ONLY else task.max_tokens or DEFAULT_TOKENS
-    )
+    counts = [count or 1 for count in pages]
+    texts = sum(counts)
+    is_generated = task.text_layer != pb.TextTask.TEXT_LAYER_ONLY
+    tokens = answer_tokens(task.max_tokens) if is_generated else 0
     most = limits.GENERATED.most
     if texts * tokens > most:
         message = f"items has {texts:,} texts to generate, of up to {tokens:,} tokens each:"
@@ -96,6 +96,7 @@ def check_generated(task: pb.TextTask, pages: Iterable[int], items: int) -> None
             " text.max_tokens",
             field="items",
         )
+    return [count * tokens for count in counts]
 
 
 def divided_bytes(

@@ -22,6 +22,7 @@ from libs.documents.conversion import sniffing
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.image_size import read_image_size
 from libs.names import is_adapter_name, is_model_id
+from libs.work_estimate import answer_tokens
 from services.router.admission.validation import (
     answer_bounds,
     chunking,
@@ -190,11 +191,7 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     if task == "text" and request.text.text_layer == pb.TextTask.TEXT_LAYER_ONLY:
         items.images.update({index: _price_text_layers(own) for index, own in items.images.items()})
     repeated = labels or (card.labels if card is not None and task == "classify" else ())
-    if task == "text":
-        answer_bounds.check_generated(
-            request.text, (item.pages for item in items.images.values()), len(items.sizes)
-        )
-    elif task != "regions":  # any number of regions may have the same label
+    if task not in ("text", "regions"):  # any number of regions may have the same label
         _check_repeated_names(
             len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task
         )
@@ -209,6 +206,7 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
             sizes, per_sequence_bytes=before_each, per_job_bytes=_utf8(request.text.json_schema)
         )
     sizes = replace(sizes, images=items.images, per_job_images=shared)
+    sizes = replace(sizes, generated=_check_generated(request, card, items))
     return _check_readable(windows.divided(request, sizes, card, "items"), "items")
 
 
@@ -223,6 +221,19 @@ def _check_structure(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     _check_repeated_names(len(items.sizes), answered, "structure")
     sizes = Sizes(items.sizes, per_sequence_bytes=size, images=items.images, per_job_images=shared)
     return _check_readable(windows.divided(request, sizes, card, "items"), "items")
+
+
+def _check_generated(request: pb.ExtractRequest, card: Card | None, items: _Items) -> Sequence[int]:
+    """Return the tokens that a model may generate for each item. Raises InvalidInput if they are
+    too many.
+    """
+    pages = [items.images.get(index, NO_IMAGES).pages for index in range(len(items.sizes))]
+    if request.HasField("text"):
+        return answer_bounds.check_generated(request.text, pages)
+    writes = card is not None and models_pb2.TASK_TEXT in card.tasks
+    if request.HasField("regions") and writes:  # as a text
+        return [(count or 1) * answer_tokens(0) for count in pages]
+    return ()
 
 
 def _check_repeated_names(items: int, names: int, task: str) -> None:

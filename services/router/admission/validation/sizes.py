@@ -50,6 +50,8 @@ class Sizes:
     """Images of a query, repeated for each job."""
     chunks: Sequence[int] = ()
     """Estimated number of each item's chunks or windows; empty: items are not divided."""
+    generated: Sequence[int] = ()
+    """Tokens that a model may generate for each item; empty: it generates none."""
     budgets: Sequence[TextBudget] = ()
     """Pages and text that each item's document may have, if items are divided into chunks."""
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from libs.models import EncodeWork, Forwarded, InputSequence, Prepared, ScoreWork
+from libs.models import (
+    EncodeWork,
+    Forwarded,
+    GeneratedIds,
+    InputSequence,
+    Prepared,
+    ScoreWork,
+    Unfinished,
+)
 from libs.models.interface.pending import PendingBatch
+from libs.models.interface.work import TextWork
+from libs.work_estimate import answer_tokens
 from services.worker.jobs.execution.dedup import Deduplicated
-from services.worker.jobs.execution.oom_recovery import Failure, RecoveryResult
+from services.worker.jobs.execution.oom_recovery import Failure, Outcome, RecoveryResult
 from services.worker.jobs.held import HeldJob
-from services.worker.scheduling.batcher import Batch
+from services.worker.scheduling.batcher import Batch, Flow, Waiting
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +88,55 @@ def collect(pending: PendingBatch) -> Collected:
 def batch_sequences(batch: Batch, jobs: Sequence[HeldJob]) -> list[InputSequence]:
     """Return the sequences of a batch, given the job of each."""
     return [held.ready.sequences[one.index] for held, one in zip(jobs, batch.chosen, strict=True)]
+
+
+def longest_answer(prepared: Prepared) -> int:
+    """Return the tokens of work that each text to generate has."""
+    work = prepared.work
+    return answer_tokens(work.max_tokens if isinstance(work, TextWork) else 0)
+
+
+def computed(batch: Batch, jobs: Sequence[HeldJob], outcomes: Sequence[Outcome]) -> Batch:
+    """Return the batch of a generative model with the tokens that its forward computed: a prompt
+    once, and each token of an answer. Nothing was computed of sequences that wait for memory.
+
+    Each sequence is charged for one token at least, also one that waits: its flow had its turn, and
+    else would have all further ones until it has memory.
+    """
+    chosen = tuple(
+        replace(one, tokens=_computed_tokens(one, outcome))
+        for one, outcome in zip(batch.chosen, outcomes, strict=True)
+    )
+    planned: Counter[Flow] = Counter()
+    charged: Counter[Flow] = Counter()
+    for held, before, one in zip(jobs, batch.chosen, chosen, strict=True):
+        planned[held.flow] += before.tokens
+        charged[held.flow] += max(1, one.tokens)
+    return replace(
+        batch,
+        chosen=chosen,
+        tokens=charged.total(),
+        weighed={
+            flow: cost * charged[flow] / max(1, planned[flow])
+            for flow, cost in batch.weighed.items()
+        },
+    )
+
+
+def _computed_tokens(one: Waiting, outcome: Outcome) -> int:
+    if isinstance(outcome, Unfinished) and not outcome.has_begun:
+        return 0
+    ids = len(outcome.ids) if isinstance(outcome, Unfinished | GeneratedIds) else 0
+    return one.tokens + ids if one.counted is None else max(0, ids - one.counted)
+
+
+def unneeded_tokens(batch: Batch, outcomes: Sequence[Outcome]) -> int:
+    """Return the tokens by which the answers that ended are shorter than they could be."""
+    return sum(
+        max(0, one.answer - len(outcome.ids))
+        for one, outcome in zip(batch.chosen, outcomes, strict=True)
+        if isinstance(outcome, GeneratedIds)
+    )
 
 
 def queued_at(jobs: Iterable[HeldJob]) -> float:

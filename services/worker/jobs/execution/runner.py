@@ -36,8 +36,11 @@ from services.worker.jobs.execution.batches import (
     Launched,
     batch_sequences,
     collect,
+    computed,
     item_path,
+    longest_answer,
     queued_at,
+    unneeded_tokens,
 )
 from services.worker.jobs.execution.dedup import cache_outputs, deduplicate
 from services.worker.jobs.execution.device_time import DeviceTime
@@ -51,6 +54,7 @@ from services.worker.jobs.execution.oom_recovery import (
 )
 from services.worker.jobs.held import HeldJob
 from services.worker.jobs.waste import Waste
+from services.worker.memory.resident import Resident
 from services.worker.scheduling.batcher import (
     MIN_CHARGE_SECONDS,
     Batch,
@@ -132,6 +136,10 @@ class IdleWork(Protocol):
 @runtime_checkable
 class KeepsSequences(Protocol):
     """A model that keeps state of sequences between forward passes."""
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens of the prompts and longest answers that fit into memory together."""
 
     def drop(self, sequences: Sequence[InputSequence]) -> None:
         """Free the state. Called on the device thread, also between two layers of another forward
@@ -225,12 +233,18 @@ class DeviceRunner:
         with self._condition:
             return {lane: dict(flows) for lane, flows in self._waiting_room.lanes.items()}
 
-    def batch_tokens(self, models: Iterable[str]) -> dict[str, int]:
+    def batch_tokens(self, residents: Iterable[Resident]) -> dict[str, int]:
         """Return the largest batch of each model that would run now: the token budget, or less for
-        a slow model.
+        a slow model. Of a model that keeps sequences: half of the prompts and answers that it
+        can keep, since pulls may be twice as large (`pulls.py`).
         """
         with self._condition:
-            return {model: self._max_tokens(model) for model in models}
+            return {
+                one.name: min(max(1, one.model.pool_tokens // 2), self.limits.tokens)
+                if isinstance(one.model, KeepsSequences)
+                else self._max_tokens(one.name)
+                for one in residents
+            }
 
     @property
     def is_running(self) -> bool:
@@ -295,14 +309,14 @@ class DeviceRunner:
         self._jobs[held.number] = held
         self._meters[held.resident.name] = held.resident.meter
         for head, indices in prepared.groups().items():
+            group = BatchGroup(held.resident.name, head)
+            answer = longest_answer(prepared) if group.is_continuous else 0
             waiting = [
-                Waiting(held.number, index, prepared.sequences[index].tokens, now)
+                Waiting(held.number, index, prepared.sequences[index].tokens, now, answer)
                 for index in indices
                 if index >= first
             ]
-            self._waiting_room.add(
-                BatchGroup(held.resident.name, head), waiting, held.flow, held.weight
-            )
+            self._waiting_room.add(group, waiting, held.flow, held.weight)
         return False
 
     def _main(self) -> None:
@@ -652,19 +666,22 @@ class DeviceRunner:
         """
         batch, jobs, recovery, seconds = done.batch, done.jobs, done.recovery, done.seconds
         resident = jobs[0].resident
-        self._waste.computed(jobs, [one.tokens for one in batch.chosen], seconds)
+        outcomes = done.deduplicated.outcomes(recovery.outcomes)
+        ran = computed(batch, jobs, outcomes) if batch.group.is_continuous else batch
+        self._waste.computed(jobs, [one.tokens for one in ran.chosen], seconds)
         with self._condition:
-            self._waiting_room.ran(batch, seconds, done.ended, charged)
+            self._waiting_room.ran(ran, seconds, done.ended, charged)
             resident.turn = self._waiting_room.turn(resident.name)
         self._caps.ran(batch.group, recovery.fitted_tokens)
-        if recovery.is_clean:
-            resident.meter.add_forward(
-                batch.tokens if batch.group.is_continuous else done.deduplicated.tokens, seconds
-            )
+        if recovery.is_clean and batch.group.is_continuous:
+            tokens = sum(one.tokens for one in ran.chosen)
+            resident.meter.add_steps(tokens, seconds, unneeded_tokens(batch, outcomes))
+        elif recovery.is_clean:
+            resident.meter.add_forward(done.deduplicated.tokens, seconds)
         measured: dict[str, Value] = {
             "model": resident.name,
             "tenant": jobs[0].job.tenant,
-            "tokens": batch.tokens,
+            "tokens": ran.tokens,
             "sequences": len(jobs),
             "seconds": seconds,
         }
@@ -675,13 +692,12 @@ class DeviceRunner:
             traced,
             done.started,
             done.ended,
-            tokens=batch.tokens,
+            tokens=ran.tokens,
             sequences=len(jobs),
         )
-        self._measure(batch, jobs, seconds)
+        self._measure(ran, jobs, seconds)
         for held in dict.fromkeys(jobs):
             held.forward_seconds += seconds
-        outcomes = done.deduplicated.outcomes(recovery.outcomes)
         if self._launches_ahead:
             batch, jobs, outcomes = self._without_gone(batch, jobs, outcomes)
         self._hand_on(batch, jobs, outcomes, is_last=is_last)
@@ -717,11 +733,17 @@ class DeviceRunner:
         self, batch: Batch, jobs: list[HeldJob], outcomes: list[Outcome], *, is_last: bool
     ) -> None:
         broken: dict[HeldJob, ShoalError] = {}
-        unfinished: list[tuple[HeldJob, Waiting]] = []
+        unfinished: dict[Flow, list[tuple[HeldJob, Waiting]]] = {}
         for one, held, outcome in zip(batch.chosen, jobs, outcomes, strict=True):
             if isinstance(outcome, Unfinished):
                 self._begun.add(held.number)
-                unfinished.append((held, replace(one, tokens=1)))
+                prompt = held.ready.sequences[one.index].tokens
+                again = (
+                    replace(one, tokens=1, counted=len(outcome.ids))
+                    if outcome.has_begun
+                    else replace(one, tokens=prompt, counted=None)
+                )
+                unfinished.setdefault(held.flow, []).append((held, again))
                 if held.job.stream_to and outcome.ids:
                     self._outcomes.stream(held, one.index, list(outcome.ids))
                 continue
@@ -740,9 +762,9 @@ class DeviceRunner:
             self._computing.remove(_model_and_callers(batch))
             if self._stopping:
                 return
-            for held, waiting in unfinished:
-                if held not in broken:
-                    self._waiting_room.add(batch.group, [waiting], held.flow, held.weight)
+            for flow, sequences in unfinished.items():
+                waiting = [one for held, one in sequences if held not in broken]
+                self._waiting_room.add(batch.group, waiting, flow, sequences[-1][0].weight)
             self._forget([*broken, *finished])
             is_idle = is_last and not self._waiting_room.tokens
         for held, error in broken.items():

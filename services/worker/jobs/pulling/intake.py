@@ -159,7 +159,7 @@ class JobIntake:
             )
             held.read_bytes, held.pages, held.kind = reading.bytes, reading.pages, reading.kind
             held.estimated_tokens = estimated_tokens(
-                job, held.read_bytes, _longest(resident.model.card)
+                job, held.read_bytes, _longest(resident.model.card), held.pages
             )
             held.span = spans.begin(job, lease.lane, self._worker_id, waited=queued)
             metrics.QUEUE_SECONDS.labels(resident.name).observe(queued)

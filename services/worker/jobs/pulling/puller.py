@@ -135,10 +135,7 @@ class Puller:
             for model in self._residency.lanes()
             if (one := self._residency.serving(model)) is not None
         ]
-        waiting, most = (
-            self._runner.waiting(),
-            self._runner.batch_tokens(resident.name for resident in residents),
-        )
+        waiting, most = self._runner.waiting(), self._runner.batch_tokens(residents)
         lanes: dict[LaneName, LaneState] = {}
         for resident in residents:
             tokens = most[resident.name]

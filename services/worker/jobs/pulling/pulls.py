@@ -5,7 +5,8 @@ The first step of the request path in the worker; `puller.py` carries out the de
 Redis shares a lane fairly between callers, and the batcher shares the device; but a job that is
 still in its lane cannot overtake while the worker is full. So the worker limits its prefetch:
 
-1. It holds at most one and a half batches of a lane, plus one pull.
+1. It holds at most one and a half batches of a lane, plus one pull. Texts that a generative model
+  has begun do not count, and a batch has texts that its memory can keep (`Runner.batch_tokens`).
 2. It fetches part of that just before the device is free.
 3. It always has a pull in flight for lanes with few waiting tokens, whatever waits of other lanes,
    and one for tenants with few waiting tokens.

@@ -15,6 +15,7 @@ from shoal.v1 import inference_pb2, worker_pb2
 from libs.documents import limits
 from libs.documents.text_size import estimated_text_bytes
 from libs.image_size import read_image_size
+from libs.work_estimate import answer_tokens
 from services.worker.jobs.held import PreparationKind
 
 BYTES_A_TOKEN: Final = 4
@@ -156,9 +157,9 @@ def read_bytes(job: worker_pb2.Job, payload_bytes: int) -> int:
     return payload_bytes + max(0, items - 1) * shared
 
 
-def estimated_tokens(job: worker_pb2.Job, read: int, max_tokens: int) -> int:
+def estimated_tokens(job: worker_pb2.Job, read: int, max_tokens: int, pages: int = 0) -> int:
     """Estimate a job's tokens from `read_bytes`, at most `max_tokens` per sequence unless texts are
-    chunked or read in windows.
+    chunked or read in windows; and the tokens of generated texts, one of each item or page.
     """
     sequences = 0
     match job.WhichOneof("operation"):
@@ -175,4 +176,14 @@ def estimated_tokens(job: worker_pb2.Job, read: int, max_tokens: int) -> int:
             sequences = len(job.score.documents) + 1
         case "extract":
             sequences = len(job.extract.items) * max(1, len(job.extract.classify.labels))
-    return min(read // BYTES_A_TOKEN, sequences * max_tokens) + 1
+    return min(read // BYTES_A_TOKEN, sequences * max_tokens) + 1 + _answer_tokens(job, pages)
+
+
+def _answer_tokens(job: worker_pb2.Job, pages: int) -> int:
+    task = job.extract.text
+    if (
+        not job.extract.HasField("text")
+        or task.text_layer == inference_pb2.TextTask.TEXT_LAYER_ONLY
+    ):
+        return 0
+    return max(len(job.extract.items), pages) * answer_tokens(task.max_tokens)

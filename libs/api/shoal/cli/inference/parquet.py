@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from shoal.bulk.columns import SKIPPED, EncodedRows, fit_to_schema
+from shoal.bulk.columns import SKIPPED, EncodedRows, fit_to_schema, writer_options
 from shoal.cli.failures import InputError
 from shoal.cli.inference.files import TextRecord
 from shoal.requests.merging import merged_embedding_id
@@ -75,7 +75,7 @@ def writing(output: Path, model: str, records: Sequence[TextRecord]) -> Iterator
         nonlocal writer
         if writer is None:
             schema = waiting[-1].schema.with_metadata(noted)
-            writer = parquet.ParquetWriter(temporary, schema, compression="zstd")
+            writer = parquet.ParquetWriter(temporary, schema, **writer_options(pyarrow, schema))
         for table in waiting:
             writer.write_table(fit_to_schema(pyarrow, table, writer.schema))
         waiting.clear()

@@ -1,0 +1,167 @@
+"""Generations that wait for memory: their order, their tokens as waiting work, and the number that
+a worker takes in.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from shoal.v1 import worker_pb2
+
+from libs.kernels.attention.paged import pages_for
+from libs.models import InputSequence, Unfinished
+from libs.models.generation.model import GenerativeModel
+from libs.models.interface.work import TextWork, never_cancelled
+from services.worker.jobs.execution.oom_recovery import OomRecovery
+from services.worker.jobs.execution.runner import Runner
+from services.worker.jobs.held import HeldJob, Lease
+from services.worker.jobs.pulling.puller import Puller
+from services.worker.jobs.pulling.pulls import Situation, plan_pulls
+from services.worker.jobs.waste import Waste
+from services.worker.memory.resident import Resident
+from services.worker.scheduling.batcher import Flow, Limits
+from services.worker.scheduling.meter import Meter
+from tests.generation.served import write
+from tests.generation.test_serving import load
+from tests.worker.test_runner import RecordedOutcomes
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GenerativeModel:
+    """A model of which a forward runs one step."""
+    write("qwen3", tmp_path)
+    monkeypatch.setattr("libs.models.generation.model.STEPS_SECONDS", 0.0)
+    return load(tmp_path)
+
+
+def prepared(model: GenerativeModel, most: int) -> InputSequence:
+    (sequence,) = model.prepare(TextWork(["a"], max_tokens=most), never_cancelled).sequences
+    return sequence
+
+
+def test_long_answer_is_not_overtaken_for_ever(model: GenerativeModel) -> None:
+    model.pages = 4
+    long = prepared(model, 100)
+    assert pages_for(long.tokens + 100) == model.pages
+    waiting = [prepared(model, 2 + number) for number in range(3)]
+    model.forward("write", waiting)  # they end one after another
+    waiting.append(long)
+    for _ in range(20):
+        waiting.append(prepared(model, 4))
+        outcomes = dict(zip(map(id, waiting), model.forward("write", waiting), strict=True))
+        found = outcomes[id(long)]
+        assert isinstance(found, Unfinished)
+        if found.ids:
+            return
+        waiting = [each for each in waiting if isinstance(outcomes[id(each)], Unfinished)]
+    pytest.fail("later answers took the memory that it waited for")
+
+
+class RecordingMeter(Meter):
+    """Adds up its measurements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = self.unneeded = 0
+
+    def add_steps(self, tokens: int, seconds: float, unneeded: int) -> None:
+        super().add_steps(tokens, seconds, unneeded)
+        self.tokens, self.unneeded = self.tokens + tokens, self.unneeded + unneeded
+
+
+class Device:
+    """A worker's device thread, step by step, with a model that has memory for four texts."""
+
+    TEXTS = 4
+
+    def __init__(self, model: GenerativeModel) -> None:
+        model.pages = 2 * self.TEXTS
+        self.model = model
+        self.outcomes = RecordedOutcomes()
+        self.meter = RecordingMeter()
+        self.resident = Resident("org/m", model, load_seconds=0.0, loaded_at=0.0, last_used=0.0)
+        self.resident.meter = self.meter
+        self.now = 0.0
+        self.runner = Runner(
+            Limits(2048, 256, 1.0),
+            self.outcomes,
+            clock=self._clock,
+            unix_time=lambda: 0.0,
+            oom_recovery=OomRecovery(lambda: None, lambda: None, lambda _: False),
+            enter=lambda: None,
+            waste=Waste(),
+        )
+
+    def _clock(self) -> float:
+        self.now += 0.001
+        return self.now
+
+    def add(self, number: int, most: int) -> HeldJob:
+        job = worker_pb2.Job(job_id=str(number), deadline_unix_ms=1, tenant="t")
+        held = HeldJob(number, job, Lease(worker_pb2.Lane(), "1", 15.0), self.resident, 0.0, 0.0)
+        work = TextWork(["a"], max_tokens=most)
+        held.prepared = self.model.prepare(work, never_cancelled)
+        self.runner.add([held])
+        return held
+
+    def forward(self) -> None:
+        batch = self.runner._next()
+        assert batch is not None
+        self.runner._serve(batch, self.runner._sequence_jobs(batch))
+
+
+def test_sequences_that_wait_for_memory_count_as_waiting_work(model: GenerativeModel) -> None:
+    device = Device(model)
+    jobs = [device.add(number, 20 - number % 3) for number in range(10)]
+    prompt = jobs[0].ready.tokens
+    prices = [prompt + 20 - number % 3 for number in range(10)]
+    flow = Flow(tenant="t")
+    assert device.runner.waiting() == {("org/m", ""): {flow: sum(prices)}}
+    device.forward()
+    assert device.runner.waiting() == {("org/m", ""): {flow: 4 + sum(prices[4:])}}
+    assert device.meter.tokens == 4 * (prompt + 1)
+    order = []
+    while len(device.outcomes.done) < len(jobs):
+        before = len(device.outcomes.done)
+        device.forward()
+        order += [held.number for held in device.outcomes.done[before:]]
+    assert set(order[:4]) == {0, 1, 2, 3}, "those that began first"
+    assert device.meter.tokens == sum(prices), "each prompt and each token of an answer, once"
+    assert device.meter.unneeded == 0
+    assert not device.runner.waiting()
+
+
+def test_worker_takes_in_what_it_can_run_soon(model: GenerativeModel) -> None:
+    device, most, lane = Device(model), 20, 60
+    puller = cast(Any, Puller.__new__(Puller))
+    puller._runner = device.runner
+    puller._residency = SimpleNamespace(lanes=lambda: ["org/m"], serving=lambda _: device.resident)
+    pulled = largest = 0
+    while len(device.outcomes.done) < lane:
+        while pulled < lane:
+            situation = Situation(
+                lanes=puller._lanes({}),
+                can_load=False,
+                in_flight=(),
+                waiting_tokens=device.runner.waiting_tokens,
+                busy_seconds=device.runner.busy_seconds,
+                lead_seconds=0.01,
+            )
+            plan = plan_pulls(situation, device.runner.limits.tokens)
+            pulls = [pull for pull in plan.pulls if not pull.except_tenants]
+            if not pulls:
+                break
+            tokens = pulls[0].tokens
+            while pulled < lane and tokens > 0:
+                tokens -= device.add(pulled, most).ready.tokens + most
+                pulled += 1
+        largest = max(largest, pulled - len(device.outcomes.done))
+        device.forward()
+        if pulled < lane:
+            assert model.writing + len(device.outcomes.done) >= min(Device.TEXTS, pulled)
+    assert largest <= 4 * Device.TEXTS
