@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -364,17 +365,25 @@ def test_requests_in_flight_take_no_more_than_they_are_counted_as(tmp_path: Path
         for _ in range(40)
     ]
     room = {"SHOAL_IN_FLIGHT_BYTES": str(limit), "SHOAL_MAX_QUEUED_TOKENS": "4000000000"}
+    rounds = (("Encode", few), ("Score", large))
     with (
-        Cluster(tmp_path, models="", workers=0, environment=room) as cluster,
-        grpc.insecure_channel(cluster.address) as channel,
+        Cluster(tmp_path, models="", workers=0, environment=room, routers=2) as cluster,
+        ExitStack() as channels,
     ):
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        for verb, requests in (("Encode", few), ("Score", large)):
-            peak, calls = Peak(cluster.processes["router-0"].pid), []
+        # A router each, so that both sorts of requests wait for their deadlines at once.
+        going = []
+        for (verb, requests), name, address in zip(
+            rounds, cluster.routers, cluster.addresses, strict=True
+        ):
+            channel = channels.enter_context(grpc.insecure_channel(address))
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            peak, calls = Peak(cluster.processes[name].pid), []
             for number, request in enumerate(requests):
                 request.model = f"tests/{verb}-{number % 20}"
                 metadata = (("x-shoal-tenant", f"t{number}"),)
                 calls.append(getattr(stub, verb).future(request, timeout=15.0, metadata=metadata))
+            going.append((verb, peak, calls))
+        for verb, peak, calls in going:
             codes = {call.code() for call in calls}
             assert codes == {
                 grpc.StatusCode.DEADLINE_EXCEEDED,
