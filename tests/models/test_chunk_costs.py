@@ -124,7 +124,7 @@ def test_tokens_of_late_windows_are_forgotten(
     kept: list[int] = []
     take = GrowingWindows.take
 
-    def noting(self: GrowingWindows, *, is_whole: bool = False) -> list[span_pooling.Window]:
+    def noting(self: GrowingWindows, *, is_whole: bool = False) -> list[span_pooling.PooledWindow]:
         found = take(self, is_whole=is_whole)
         kept.append(self.kept_tokens)
         return found

@@ -206,7 +206,7 @@ class JobIntake:
             work = job_codec.to_work(
                 held.job, scope=None if held.lease.lane.adapter else held.job.tenant
             )
-            files = job_codec.files_of(held.job)
+            files = job_codec.document_files(held.job)
             if isinstance(work, EncodeWork):
                 held.embedding_id = held.resident.embedding_id(
                     work, held.job.encode.expect_embedding_id
