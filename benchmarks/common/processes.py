@@ -73,7 +73,8 @@ class LineProcess:
         )
         started = cls(process, module)
         try:
-            started.ready = await asyncio.wait_for(started._read_answer(), START_SECONDS)
+            async with asyncio.timeout(START_SECONDS):
+                started.ready = await started._read_answer()
             yield started
         finally:
             if process.returncode is None:

@@ -294,7 +294,8 @@ async def running(settings: Settings) -> AsyncIterator[str]:
             await _health(stack, settings.security.health_address), tei.values()
         )
         try:
-            await asyncio.wait_for(edge.poll(), START_SECONDS)
+            async with asyncio.timeout(START_SECONDS):
+                await edge.poll()
         except TimeoutError:
             log.warning("starting without routers")
         await publish(edge.state.is_ready)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,6 +63,30 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
+
+
+async def test_read_that_hangs_is_overdue(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job reports for how long, and continues when the read returns."""
+    released, seen = threading.Event(), list[float]()
+    read = JobRun._read
+
+    def hang(job: JobRun, reader: Any) -> Any:
+        chunk = read(job, reader)
+        released.wait(60.0)
+        return chunk
+
+    monkeypatch.setattr(JobRun, "_read", hang)
+    where = Folder(tmp_path / "out")
+    manifest = create(where, str(source), recipe(), BulkLimits())
+    client: Any = FakeClient()
+    job = JobRun(where, manifest, client, on_progress=lambda now: seen.append(now.overdue_seconds))
+    running = asyncio.create_task(job.run())
+    await eventually(lambda: seen[-1:] > [0.1])
+    assert seen[0] < seen[-1]
+    released.set()
+    assert (await running).state == "completed"
 
 
 async def test_every_row_has_its_vector_in_input_order(source: Path, out: Path) -> None:

@@ -12,7 +12,9 @@ import torch
 from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
 from libs.kinds.generative import model as writers
 from libs.models import EncodeWork, ExtractResult, GeneratedIds, Output, Prepared, Unfinished
+from libs.models.generation.decoding.sequences import SequenceRequest
 from libs.models.generation.model import GenerativeModel
+from libs.models.interface.sequences import InputSequence, YieldPoint
 from libs.models.interface.source import LoadArguments
 from libs.models.interface.work import TextWork, Turn, never_cancelled
 from tests.generation.chat_templates import MISTRAL
@@ -186,11 +188,25 @@ def test_dropped_and_failed_sequences_return_their_memory(
 
 
 @pytest.mark.parametrize("name", ["qwen3", "lfm2", "bart"])
-def test_sequences_without_room_wait(name: str, tmp_path: Path) -> None:
+def test_sequences_without_room_wait(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No encoder runs for them yet: its rows would take memory while they wait."""
     write(name, tmp_path)
     model = load(tmp_path)
     model.pages = 6
     job = model.prepare(TextWork(TEXTS * 4, max_tokens=20), never_cancelled)
+    encoded, requests = 0, model._reader.requests
+
+    def count(sequences: list[InputSequence], yield_point: YieldPoint) -> list[SequenceRequest]:
+        nonlocal encoded
+        encoded += len(sequences)
+        return requests(sequences, yield_point)
+
+    monkeypatch.setattr(model._reader, "requests", count)
+    model.forward("write", job.sequences)
+    assert 0 < encoded == model.writing < len(job.sequences)
+    model.drop(job.sequences)
     found = [
         [each for each in own if isinstance(each, GeneratedIds)] for own in outputs(model, [job])
     ]

@@ -5,12 +5,16 @@ failed call.
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 from shoal.transport import multiplex
 from shoal.transport.trust import TokenFile, Trust
-from shoal.v1 import worker_pb2
+from shoal.v1 import multiplex_pb2, worker_pb2
 
 from libs.errors import NoCapacity
 from libs.serving import Security
@@ -150,3 +154,48 @@ def pull(batch_id: str = "e-1") -> worker_pb2.PullRequest:
         wait_seconds=60,
         batch_id=batch_id,
     )
+
+
+class FakeCall:
+    """A call of gRPC with answers that arrive at a socket."""
+
+    def __init__(self, answers: socket.socket) -> None:
+        self._answers, self.written = answers, asyncio.Event()
+
+    async def initial_metadata(self) -> str:
+        return "accepted"
+
+    async def write(self, message: multiplex_pb2.MultiplexRequest) -> None:
+        self.written.set()
+
+    async def read(self) -> multiplex_pb2.MultiplexResponse:
+        data = await asyncio.get_running_loop().sock_recv(self._answers, 1 << 10)
+        return multiplex_pb2.MultiplexResponse.FromString(data)
+
+    def cancel(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("has_arrived", [True, False])
+async def test_answer_that_a_busy_process_has_not_read_yet_is_in_time(
+    has_arrived: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop is blocked beyond the timeout of the call."""
+    monkeypatch.setattr(multiplex, "_LATE_SECONDS", 0.05)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        made = FakeCall(ours)
+        stream = multiplex.MultiplexedStream(made)
+        calling = asyncio.create_task(stream.call("pull", b"body", 0.1))
+        await made.written.wait()
+        if has_arrived:
+            answer = multiplex_pb2.MultiplexedAnswer(number=1, response=b"answer")
+            theirs.send(multiplex_pb2.MultiplexResponse(answers=[answer]).SerializeToString())
+        time.sleep(0.3)  # noqa: ASYNC251  # This is the load.
+        if has_arrived:
+            assert await calling == b"answer"
+        else:
+            with pytest.raises(grpc.aio.AioRpcError, match="no answer within the timeout"):
+                await calling
+        await stream.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from threading import RLock
 from typing import Final
 
@@ -366,33 +367,37 @@ class GenerativeModel:
         return self._loop
 
     def _begin(self, sequences: Sequence[InputSequence], yield_point: YieldPoint) -> None:
-        """Add sequences to the loop while memory lasts. Encoders run only for sequences that could
-        fit.
+        """Add sequences to the loop while memory lasts. Encoders and vision towers run only for
+        sequences that fit: the rows of those that wait would take memory.
 
         The first one without room ends this: later ones would take the memory that it waits for.
         """
         loop = self._decode
-        left = loop.pool.unclaimed
-        new: list[InputSequence] = []
-        for each in sequences:
-            waiting = self._writing.get(id(each))
-            if waiting is None:
-                left -= pages_for(each.tokens)
-                if left < 0 and (new or loop.sequences):
-                    break
-                new.append(each)
-            elif waiting.decoding is None and not loop.has_room(waiting.request):
-                break
-        if new:
+        new = [
+            each
+            for each in takewhile(lambda each: not self._waits_for_room(each), sequences)
+            if id(each) not in self._writing
+        ]
+        if new := new[: loop.count_fitting(map(self._reader.plan, new))]:
             for each, request in zip(new, self._reader.requests(new, yield_point), strict=True):
                 self._writing[id(each)] = _Generation(each, request)
         for each in sequences:
             writing = self._writing.get(id(each))
             if writing is not None and writing.decoding is not None:
                 continue
+            # While an encoder yielded, another call may have used the memory.
             if writing is None or not loop.has_room(writing.request):
                 return
             writing.decoding = loop.add(writing.request)
+
+    def _waits_for_room(self, sequence: InputSequence) -> bool:
+        """Return whether a sequence that was encoded found no memory to begin."""
+        writing = self._writing.get(id(sequence))
+        return (
+            writing is not None
+            and writing.decoding is None
+            and not self._decode.has_room(writing.request)
+        )
 
     def _steps(self, writings: Sequence[_Generation], yield_point: YieldPoint) -> None:
         loop, until = self._decode, time.perf_counter() + STEPS_SECONDS

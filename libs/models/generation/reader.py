@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Final, Protocol
 
+import torch
 from shoal.extractions import Extraction, TokenLogprob
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -255,9 +256,14 @@ def token_text(tokenizer: Tokenizer, number: int) -> str:
     return f" {text}" if begins_word and not text.startswith(" ") else text
 
 
+def empty_states(sequence: InputSequence) -> Tensor:
+    """Return rows without memory in the place of the encoder's."""
+    return torch.empty(len(sequence.ids), 0)
+
+
 class Reader(Protocol):
-    """`prepare` (preparing threads) -> `requests` (the device thread) -> the decode loop ->
-    `finish` (finishing threads).
+    """`prepare` (preparing threads) -> `plan` and `requests` (the device thread) -> the decode loop
+    -> `finish` (finishing threads).
 
     A job has one sequence for each generated text, in the order of items and of an item's pages.
     """
@@ -278,6 +284,11 @@ class Reader(Protocol):
         `ids` has a token for each row of the prompt, or of the encoder's input, so its length
         determines the cost; images are in `rows` or `input`. `check_cancelled` is called every few
         milliseconds.
+        """
+
+    def plan(self, sequence: InputSequence) -> SequenceRequest:
+        """Build a request of the same size as `requests` does, without the rows of an encoder or a
+        vision tower: those of `states` are empty.
         """
 
     def requests(

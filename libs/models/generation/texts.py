@@ -18,6 +18,7 @@ from libs.models.generation.grammars import Grammar, Grammars
 from libs.models.generation.reader import (
     INCOMPLETE,
     GenerationOptions,
+    empty_states,
     extraction,
     generation_options,
     refuse_chat,
@@ -113,16 +114,20 @@ class TextReader:
             return self._grammars.compile_tools(work, self.tool_form)
         return self._grammars.compile_schema(work.json_schema)
 
+    def plan(self, sequence: InputSequence) -> SequenceRequest:
+        options = GenerationOptions.from_sequence(sequence)
+        if self.language_model.encoder is None:
+            return options.request(sequence.ids)
+        return options.request(states=empty_states(sequence))
+
     def requests(
         self, sequences: list[InputSequence], yield_point: YieldPoint
     ) -> list[SequenceRequest]:
+        planned = list(map(self.plan, sequences))
         if self.language_model.encoder is None:
-            return [GenerationOptions.from_sequence(each).request(each.ids) for each in sequences]
+            return planned
         states = self.language_model.encode([each.ids for each in sequences], yield_point)
-        return [
-            GenerationOptions.from_sequence(each).request(states=own)
-            for own, each in zip(states, sequences, strict=True)
-        ]
+        return [replace(plan, states=own) for plan, own in zip(planned, states, strict=True)]
 
     def can_stream(self, notes: object) -> bool:
         return True

@@ -299,6 +299,10 @@ class ConversationReader:
             found.append(replace(sequence, ids=ids, input=own))
         return found, None
 
+    def plan(self, sequence: InputSequence) -> SequenceRequest:
+        axes = None if sequence.axes is None else sequence.axes.astype(np.int32, copy=False)
+        return GenerationOptions.from_sequence(sequence).request(sequence.ids, axes=axes)
+
     @torch.inference_mode()
     def requests(
         self, sequences: list[InputSequence], yield_point: YieldPoint
@@ -324,11 +328,7 @@ class ConversationReader:
                 )
         of_images = iter(given)
         return [
-            GenerationOptions.from_sequence(each).request(
-                each.ids,
-                given=None if each.rows is None else next(of_images),
-                axes=None if each.axes is None else each.axes.astype(np.int32, copy=False),
-            )
+            replace(self.plan(each), given=None if each.rows is None else next(of_images))
             for each in sequences
         ]
 

@@ -26,7 +26,12 @@ from libs.models.generation.decoding.sequences import SequenceRequest
 from libs.models.generation.decoding.settings import DecodeSettings
 from libs.models.generation.families import bart
 from libs.models.generation.grammars import fits
-from libs.models.generation.reader import refuse_chat, refuse_sampling, refuse_schema
+from libs.models.generation.reader import (
+    empty_states,
+    refuse_chat,
+    refuse_sampling,
+    refuse_schema,
+)
 from libs.models.images.detection.building import fill
 from libs.models.images.detection.swin import Swin, SwinSpec, map_sizes, rename
 from libs.models.images.families import deit, vit
@@ -336,6 +341,9 @@ class EncoderDecoderReader:
                 )
             )
         return found, prompt
+
+    def plan(self, sequence: InputSequence) -> SequenceRequest:
+        return _request(empty_states(sequence), sequence)
 
     def requests(
         self, sequences: list[InputSequence], yield_point: YieldPoint

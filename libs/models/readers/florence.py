@@ -23,7 +23,13 @@ from libs.models.generation.decoding.rules import Ids
 from libs.models.generation.decoding.sequences import SequenceRequest
 from libs.models.generation.decoding.settings import DecodeSettings
 from libs.models.generation.families import bart
-from libs.models.generation.reader import INCOMPLETE, refuse_chat, refuse_sampling, refuse_schema
+from libs.models.generation.reader import (
+    INCOMPLETE,
+    empty_states,
+    refuse_chat,
+    refuse_sampling,
+    refuse_schema,
+)
 from libs.models.images.detection.building import fill, processor_values
 from libs.models.images.processing import ImageProcessing
 from libs.models.interface.packed import Packed
@@ -270,6 +276,9 @@ class FlorenceReader:
             notes.append(_Asked(item, form, image.width, image.height))
         return found, notes
 
+    def plan(self, sequence: InputSequence) -> SequenceRequest:
+        return SequenceRequest(states=empty_states(sequence), most=_most(sequence))
+
     @torch.inference_mode()
     def requests(
         self, sequences: list[InputSequence], yield_point: YieldPoint
@@ -287,7 +296,7 @@ class FlorenceReader:
         )
         made = encoder.forward(batch, yield_point=yield_point).split_with_sizes(batch.lengths)
         return [
-            SequenceRequest(states=each, most=_most(sequence))
+            replace(self.plan(sequence), states=each)
             for each, sequence in zip(made, sequences, strict=True)
         ]
 

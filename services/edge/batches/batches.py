@@ -15,6 +15,7 @@ from services.edge.batches.context import (
     list_page,
     missing,
     new_id,
+    read_body,
     storage_errors,
 )
 from services.edge.batches.files import (
@@ -72,14 +73,7 @@ class Batches:
         """`POST /v1/batches`."""
         with storage_errors():
             caller = await self._context.caller(request)
-        body = await request.intake.body(
-            request.receive,
-            request.headers,
-            request.payer,
-            is_whole=request.is_whole,
-            limit=_BODY_BYTES,
-        )
-        await request.intake.admit(body, request.payer, is_msgpack=False)
+        body = await read_body(request, _BODY_BYTES)
         wanted = read(BatchRequest, Received(body, AliasNames({})))
         seconds = _check(wanted)
         with storage_errors():

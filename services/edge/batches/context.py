@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from shoal.transport.wire import Metadata
 
 from libs.serving.calls.call import REQUEST_ID_HEADER, TENANT_HEADER, new_request_id
 from libs.telemetry.logs import fields
-from services.edge.batches.leases import BatchLease
+from services.edge.batches.leases import BATCH_RENEW_SECONDS, BatchLease
 from services.edge.batches.objects import make_id
 from services.edge.batches.settings import BatchSettings
 from services.edge.batches.store import BatchStore, TenantStore, tenant_key
@@ -52,6 +52,7 @@ CREDENTIAL_BYTES: Final = 512
 
 Identify = Callable[[Metadata], Awaitable[str]]
 """Returns the tenant of a call's metadata. Raises ShoalError."""
+Work = Callable[[], Coroutine[Any, Any, None]]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -148,6 +149,33 @@ class Context:
     async def renew(self, lease: BatchLease) -> None:
         """Renew a lease in a thread for that. Raises LeaseLost, StorageError."""
         await asyncio.get_running_loop().run_in_executor(self._leases, lease.renew)
+
+    async def run_leased(
+        self, lease: BatchLease, work: Work, watch: Work, is_ended: Callable[[], bool]
+    ) -> None:
+        """Run `work` to its end, and `watch` next to it, while the lease is renewed. Raises
+        LeaseLost, and the errors of both.
+
+        Args:
+            is_ended: Returns whether the end is recorded: then the lease is deleted, not lost.
+        """
+        working = asyncio.create_task(work())
+        others = [asyncio.create_task(self._renew_forever(lease)), asyncio.create_task(watch())]
+        try:
+            await asyncio.wait((working, *others), return_when=asyncio.FIRST_COMPLETED)
+            for task in others:
+                if task.done() and not is_ended():
+                    await task
+            await working
+        finally:
+            for task in (working, *others):
+                task.cancel()
+            await asyncio.gather(working, *others, return_exceptions=True)
+
+    async def _renew_forever(self, lease: BatchLease) -> None:
+        while True:
+            await asyncio.sleep(BATCH_RENEW_SECONDS)
+            await self.renew(lease)
 
     async def caller(self, request: ServedRequest) -> BatchCaller:
         """Identify the caller of a request by asking a router. Raises HttpError."""
@@ -275,6 +303,20 @@ def _with_new_id(metadata: Metadata) -> Metadata:
     """Return the metadata of a call that only identifies the caller."""
     kept = (pair for pair in metadata if pair[0] != REQUEST_ID_HEADER)
     return (*kept, (REQUEST_ID_HEADER, new_request_id()))
+
+
+async def read_body(request: ServedRequest, limit: int) -> bytes:
+    """Return the body of a request, which has been paid for. Raises HttpError."""
+    body = await request.intake.body(
+        request.receive,
+        request.headers,
+        request.payer,
+        is_whole=request.is_whole,
+        limit=limit,
+    )
+    if body:
+        await request.intake.admit(body, request.payer, is_msgpack=False)
+    return body
 
 
 @contextmanager

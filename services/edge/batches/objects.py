@@ -123,7 +123,6 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         max_requests: An upper bound of its requests, until its input is validated.
         stored_bytes: The size of the results that are stored.
         output_bytes: The part of it that is in the file of results.
-        ending: The last state, once no more requests are executed; empty before.
     """
 
     id: str
@@ -155,7 +154,6 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     errors: list[BatchError] = msgspec.field(default_factory=list)
     stored_bytes: int = 0
     output_bytes: int = 0
-    ending: Status | Literal[""] = ""
 
     @property
     def is_ended(self) -> bool:
@@ -197,6 +195,13 @@ class BatchRecord(msgspec.Struct, kw_only=True):
             },
             "metadata": self.metadata,
         }
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """The last state of a batch, once no more requests are executed, and its errors."""
+
+    status: Status
+    errors: list[BatchError]
 
 
 class PartCounts(msgspec.Struct, array_like=True, frozen=True):

@@ -37,6 +37,7 @@ from services.edge.batches.objects import (
     BatchError,
     BatchRecord,
     Counts,
+    Ending,
     FilePiece,
     FileRecord,
     InputPlan,
@@ -60,6 +61,7 @@ MAX_FAULTS: Final = 3
 MIN_REQUEST_SECONDS: Final = 60.0
 _PLAN: Final = "plan.json"
 _PARTS: Final = "parts.json"
+_ENDING: Final = "ending.json"
 _EXPIRED: Final = (
     "batch_expired",
     "This request could not be executed before the completion window expired.",
@@ -108,12 +110,13 @@ class BatchRunner:
         self._context, self._store, self._lease = context, store, lease
         self._execute, self._gate = execute, gate
         self._max_line_bytes, self._max_seconds = max_line_bytes, max_seconds
-        # The state: committed parts, requests in flight, whether progress is not saved yet, and why
-        # the runner stops.
+        # The state: committed parts, requests in flight, whether progress is not saved yet, why the
+        # runner stops, and the last state once it is stored.
         self._parts: dict[int, PartCounts] = {}
         self._requests: set[asyncio.Task[None]] = set()
         self._is_changed = False
         self._stop: Stop = ""
+        self._ending: Ending | None = None
         self._validation_stop = threading.Event()
         # Whether another batch gets the slot, and the time of the last answer.
         self.is_preempted = False
@@ -160,23 +163,16 @@ class BatchRunner:
 
     async def _run(self) -> None:
         """Run while the lease is renewed. Raises LeaseLost, StorageError."""
-        work = asyncio.create_task(self._work())
-        others = [asyncio.create_task(act()) for act in (self._renew, self._watch)]
         timer = asyncio.get_running_loop().call_later(
             max(0.0, self.record.expires_at - time.time()), self._set_stop, "expired"
         )
         try:
-            await asyncio.wait((work, *others), return_when=asyncio.FIRST_COMPLETED)
-            for task in others:
-                if task.done() and not self.record.is_ended:
-                    await task
-            await work
+            await self._context.run_leased(
+                self._lease, self._work, self._watch, lambda: self.record.is_ended
+            )
         finally:
             timer.cancel()
             self._validation_stop.set()
-            for task in (work, *others):
-                task.cancel()
-            await asyncio.gather(work, *others, return_exceptions=True)
 
     async def _work(self) -> None:
         data = await self._context.io(self._store.data, self.record.id)
@@ -195,12 +191,12 @@ class BatchRunner:
         record.model = plan.model
         record.counts.total = plan.requests
         await self._adopt(data, plan)
-        if record.ending:
-            self._set_stop(_STOP[record.ending])
+        if (ending := await self._read_ending(data)) is not None:
+            self._continue_ending(ending)
         elif record.status == "validating":
             record.status, record.in_progress_at = "in_progress", int(time.time())
             await self._save(data)
-        if not record.ending and len(self._parts) < len(plan.chunks):
+        if self._ending is None and len(self._parts) < len(plan.chunks):
             if content is not None:
                 await self._execute_chunks(data, content, plan)
             elif self._stop != "cancelled":
@@ -216,21 +212,27 @@ class BatchRunner:
     async def _save_ending(self, data: OutputPlace) -> Status:
         """Store and return the last state, with which another runner continues after a failure.
         Chunks are stored with a part of their results, and files without all of them, only after
-        this.
+        this. It is stored once, so that runners agree on it: one may have been frozen for a time.
         """
-        record = self.record
-        ending = record.ending or _STATUS[self._stop]
-        if not record.ending:
-            record.ending = ending
+        record, ending = self.record, self._ending
+        if ending is None:
+            ending = Ending(_STATUS[self._stop], record.errors)
+            if not await self._context.io(data.create, _ENDING, msgspec.json.encode(ending)):
+                ending = await self._read_ending(data) or ending
+            self._continue_ending(ending)
             record.status, record.finalizing_at = "finalizing", int(time.time())
         await self._save(data)
-        return ending
+        return ending.status
 
-    async def _renew(self) -> None:
-        """Renew the lease until cancelled."""
-        while True:
-            await asyncio.sleep(BATCH_RENEW_SECONDS)
-            await self._context.renew(self._lease)
+    async def _read_ending(self, data: OutputPlace) -> Ending | None:
+        """Return the last state that a runner has stored; None before."""
+        stored = await self._context.io(data.read, _ENDING)
+        return None if stored is None else msgspec.json.decode(stored, type=Ending)
+
+    def _continue_ending(self, ending: Ending) -> None:
+        """Stop for the reason that is stored, whatever else has happened."""
+        self._ending, self._stop = ending, _STOP[ending.status]
+        self.record.errors = ending.errors
 
     async def _watch(self) -> None:
         """Save progress and look for a request to cancel, until cancelled."""

@@ -299,7 +299,11 @@ class TenantStore:
     def delete_expired(self, now: float, batch_seconds: float) -> None:
         """Delete expired files that no batch needs, batches that ended long ago, and data that
         belongs to no file.
+
+        An edge may have been frozen while it wrote the record of a batch. If it was new, edges find
+        it from now on; otherwise the batch has ended and was deleted, and its record is deleted.
         """
+        active = set(self.unfinished_ids())  # Read first: it ends before its name is removed.
         in_use = self.inputs_in_use()
         for record in self.all_files():
             if record.expires_at <= now and record.id not in in_use:
@@ -310,6 +314,12 @@ class TenantStore:
                 self._delete_batch(batch)
             elif batch.is_ended and batch.id in folders and not self._has_files(batch):
                 self._store.remove_folder(self.key, batch.id)
+            elif batch.is_ended or batch.id in active:
+                continue
+            elif batch.status == "validating":
+                self._store.active().create(self.marker(batch.id), b"{}")
+            elif batch.created_at + ORPHAN_SECONDS <= now:
+                self._delete_batch(batch)
         known = {*self.file_ids(), *self.batch_ids()}
         for name in self._store.folder(self.key).names():
             is_data = FILE_ID.fullmatch(name) or BATCH_ID.fullmatch(name)

@@ -11,6 +11,7 @@ interactive requests.
 - `objects.py`: the record of a job, and its form for clients. Pure.
 - `store.py`: a tenant's jobs in the storage of batches.
 - `routes.py`, `jobs.py`: the routes and their handlers.
-- `runner.py`: runs the process of one job.
+- `runner.py`: runs one job.
+- `process.py`: the process of a job, from the edge's side.
 - `child.py`: this process.
 """

@@ -172,7 +172,12 @@ def _reporter() -> Any:
                 "tokens": progress.tokens,
                 "bytes": progress.size,
             }
-            _report(progress=progress.rates(), counts=counts, cost=dict(progress.cost))
+            _report(
+                progress=progress.rates(),
+                counts=counts,
+                cost=dict(progress.cost),
+                overdue_seconds=progress.overdue_seconds,
+            )
 
     return report
 

@@ -19,6 +19,7 @@ from services.edge.batches.context import (
     list_page,
     missing,
     new_id,
+    read_body,
     storage_errors,
 )
 from services.edge.batches.files import ids_after, parse_limit, parse_query
@@ -30,7 +31,7 @@ from services.edge.jobs.objects import FINAL, JOB_ID, JOB_PREFIX, STOPPED, JobRe
 from services.edge.jobs.roots import check_location, tenant_roots
 from services.edge.jobs.runner import JobRunner, MeshConnection
 from services.edge.jobs.settings import JobSettings
-from services.edge.jobs.store import PAUSE, JobStore
+from services.edge.jobs.store import MAX_CHANGES, PAUSE, JobStore
 from services.edge.messages.base import Answer, HttpError, Received, invalid
 from services.edge.messages.names import AliasNames
 from services.edge.messages.reading import read
@@ -131,7 +132,9 @@ class JobKind(WorkKind):
 
     def clean(self, key: str, now: float) -> None:
         seconds = self._context.settings.expiry_seconds
-        JobStore(self._context.store, key).delete_expired(now, seconds)
+        store = JobStore(self._context.store, key)
+        store.activate_lost()
+        store.delete_expired(now, seconds)
 
 
 class Jobs:
@@ -144,7 +147,7 @@ class Jobs:
         """`POST /v1/jobs`."""
         with storage_errors():
             caller = await self._context.caller(request)
-        wanted = read(JobRequest, Received(await _body(request), AliasNames({})))
+        wanted = read(JobRequest, Received(await read_body(request, _BODY_BYTES), AliasNames({})))
         recipe = _recipe(wanted.recipe)
         limits = self._limits(BulkLimits(), wanted.limits)
         try:
@@ -205,7 +208,7 @@ class Jobs:
                     raise HttpError("CONFLICT", f"the job is {record.status} already")
                 if record.is_ended or not is_active:  # No edge runs it.
                     record.status, record.ended_at = "cancelled", int(time.time())
-                    await self._context.io(store.save, record)
+                    await self._change(store, record)
                 else:
                     await self._request(store, record, CANCEL)
         return json_answer(record.to_client())
@@ -233,7 +236,7 @@ class Jobs:
         with storage_errors():
             caller, record = await self._find(request)
             store = self._store(caller)
-            body = await _body(request)
+            body = await read_body(request, _BODY_BYTES)
             wanted = (
                 read(JobResume, Received(body, AliasNames({}))) if body.strip() else JobResume()
             )
@@ -251,9 +254,12 @@ class Jobs:
                 record.retry = record.retry or retry
                 record.tenant, record.needs_token = caller.tenant, caller.needs_token
                 await self._check_quota(store, record)
+                if record.changes >= MAX_CHANGES:
+                    raise HttpError("CONFLICT", "the job was run too often: submit a new one")
                 for name in (CANCEL, PAUSE):
                     await self._context.io(store.requests(record.id).delete, name)
-                await self._context.io(store.activate, record)
+                await self._change(store, record)
+                await self._context.io(store.activate, record.id)
         self._manager.wake()
         return json_answer(record.to_client())
 
@@ -272,6 +278,12 @@ class Jobs:
         if record is None:
             raise missing("Job", identity)
         return record
+
+    async def _change(self, store: JobStore, record: JobRecord) -> None:
+        """Save a job in its next state. Raises HttpError if another edge did so first."""
+        record.changes += 1
+        if not await self._context.io(store.change, record):
+            raise HttpError("CONFLICT", "the job changes now: try again")
 
     async def _request(self, store: JobStore, record: JobRecord, name: str) -> None:
         """Leave a request for the edge that runs a job."""
@@ -292,7 +304,8 @@ class Jobs:
             )
         others = await self._context.io(lambda: list(store.jobs(active)))
         for other in others:
-            if _is_same(other.output, record.output) and other.id != record.id:
+            is_other = other.id != record.id and not other.is_ended
+            if is_other and _is_same(other.output, record.output):
                 raise HttpError(
                     "CONFLICT", f"the job {other.id} writes to {record.output}: choose another"
                 )
@@ -349,20 +362,6 @@ def _recipe(wanted: JobRecipe) -> dict[str, Any]:
     except (JobError, ValueError, TypeError, KeyError) as error:
         raise invalid(f"recipe: {error}", "recipe") from None
     return values
-
-
-async def _body(request: ServedRequest) -> bytes:
-    """Return the body of a request, which has been paid for. Raises HttpError."""
-    body = await request.intake.body(
-        request.receive,
-        request.headers,
-        request.payer,
-        is_whole=request.is_whole,
-        limit=_BODY_BYTES,
-    )
-    if body:
-        await request.intake.admit(body, request.payer, is_msgpack=False)
-    return body
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -45,6 +45,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
         cost: The cost by pool, of pools with a price.
         faults: The number of times that its process was started without an orderly end or a further
             row, with the present time: an edge that dies with the process cannot count it later.
+        changes: The number of times that it has stopped or was run again.
     """
 
     id: str
@@ -69,6 +70,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
     embedding_id: str = ""
     revision: str = ""
     faults: int = 0
+    changes: int = 0
 
     @property
     def is_ended(self) -> bool:

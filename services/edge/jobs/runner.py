@@ -8,12 +8,8 @@ another fault of the job itself is likely.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
-import sys
 import time
-from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from typing import Any, Final
 
@@ -25,10 +21,11 @@ from shoal.transport.wire import Metadata
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import fields
 from services.edge.batches.context import Context
-from services.edge.batches.leases import BATCH_RENEW_SECONDS, BatchLease
+from services.edge.batches.leases import BATCH_RENEW_SECONDS, BatchLease, LeaseLost
 from services.edge.batches.runner import CANCEL
 from services.edge.credentials import AUTHORIZATION
 from services.edge.jobs.objects import JobCounts, JobRecord, Status
+from services.edge.jobs.process import JobProcess
 from services.edge.jobs.roots import tenant_roots
 from services.edge.jobs.settings import JobSettings
 from services.edge.jobs.store import PAUSE, JobStore
@@ -40,10 +37,6 @@ MAX_FAULTS: Final = 3
 PROCESS_RESTART_SECONDS: Final = 1.0
 MAX_BUSY_SECONDS: Final = 30.0
 """Maximum wait before another try while another process runs the job."""
-PROCESS_STOP_SECONDS: Final = 10.0
-"""Maximum time of a process to end after its stdin is closed."""
-MAX_REPORT_BYTES: Final = 1 << 20
-CHILD: Final = "services.edge.jobs.child"
 BUSY: Final = "BUSY"
 """The reason if another process still runs the job, such as that of an edge that was killed."""
 UNAUTHENTICATED: Final = "UNAUTHENTICATED"
@@ -97,7 +90,7 @@ class JobRunner:
         self.is_preempted = False
         self._context, self._store, self._lease = context, store, lease
         self._settings, self._mesh = settings, mesh
-        self.process: Process | None = None
+        self.process: JobProcess | None = None
         # The state: the request that the process follows, the credential that it has, and whether
         # progress is not saved yet.
         self._request = ""
@@ -114,14 +107,19 @@ class JobRunner:
         """Cancel or pause the job, as a client requests."""
         if self._request not in (CANCEL, name):
             self._request = name
-            self._write(request=_REQUESTS[name])
+            self._ask(_REQUESTS[name])
             self._woken.set()
 
     def preempt(self) -> None:
         """Stop after the chunks in flight, so that other work is run."""
         self.is_preempted = True
-        self._write(request="pause")
+        self._ask("pause")
         self._woken.set()
+
+    def _ask(self, name: str) -> None:
+        """Pass a request to the process, if there is one."""
+        if self.process is not None:
+            self.process.request(name)
 
     async def run(self) -> None:
         """Run until the job stops, is preempted or waits for a token. Raises LeaseLost,
@@ -131,24 +129,11 @@ class JobRunner:
         attributes = {"shoal.job.id": record.id, "shoal.job.verb": str(record.recipe.get("verb"))}
         cause = record.traceparent
         with traces.background("run job", attributes, cause=cause, is_root=True) as span:
-            work = asyncio.create_task(self._work())
-            others = [asyncio.create_task(act()) for act in (self._renew, self._watch)]
             try:
-                await asyncio.wait((work, *others), return_when=asyncio.FIRST_COMPLETED)
-                for task in others:
-                    if task.done() and not self.record.is_ended:
-                        await task
-                await work
-            except asyncio.CancelledError:
-                if self.process is not None:  # The edge stops it: not a fault of the job.
-                    self.record.faults = max(0, self.record.faults - 1)
-                    with suppress(StorageError):
-                        await self._save()
-                raise
+                await self._context.run_leased(
+                    self._lease, self._work, self._watch, lambda: self.record.is_ended
+                )
             finally:
-                for task in (work, *others):
-                    task.cancel()
-                await asyncio.gather(work, *others, return_exceptions=True)
                 span.set_attribute("shoal.job.status", self.record.status)
                 span.set_attribute("shoal.job.rows", self.record.counts.rows)
 
@@ -161,15 +146,7 @@ class JobRunner:
             if metadata is None:
                 await self._stop_without_process("without a valid token")
                 return
-            if self._request == CANCEL and not self.record.started_at:
-                await self._end("cancelled", {})
-                return
-            if (faults := self.record.faults) >= MAX_FAULTS:
-                error = (
-                    f"the process of the job ended {faults} times without a further row, "
-                    "perhaps for lack of memory: submit it again with fewer rows in a chunk"
-                )
-                await self._end("failed", {"error": error})
+            if await self._has_ended_before_start():
                 return
             ended = await self._run_process(metadata)
             reason = ended["reason"] if ended is not None else ""
@@ -194,6 +171,21 @@ class JobRunner:
                 await self._stop_without_process("while another process ran the job")
             if self.is_preempted or self.record.is_ended:
                 return
+
+    async def _has_ended_before_start(self) -> bool:
+        """End a job of which no process should be started; return whether it is one."""
+        faults = self.record.faults
+        if self._request == CANCEL and not self.record.started_at:
+            await self._end("cancelled", {})
+        elif faults >= MAX_FAULTS and self._request:
+            await self._stop_without_process("")
+        elif faults >= MAX_FAULTS:
+            error = (
+                f"the process of the job ended or hung {faults} times without a further row, "
+                "perhaps for lack of memory: submit it again with fewer rows in a chunk"
+            )
+            await self._end("failed", {"error": error})
+        return self.record.is_ended
 
     async def _wait(self, seconds: float) -> None:
         """Wait for a time, or for a request."""
@@ -220,46 +212,24 @@ class JobRunner:
         record.status, record.started_at = "running", record.started_at or int(time.time())
         record.faults += 1  # An edge that dies with the process cannot count it later.
         await self._save()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", CHILD),
-            stdin=PIPE,
-            stdout=PIPE,
-            limit=MAX_REPORT_BYTES,
-            start_new_session=True,  # Ctrl-C at a terminal is for the edge alone.
-            env={
-                **os.environ,
-                # The module is found where this one was, whatever the working directory is.
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                # Arrow's own allocator keeps more memory of a long job than the system's.
-                "ARROW_DEFAULT_MEMORY_POOL": "system",
-            },
-        )
+        process = await JobProcess.start(record.id, order)
         self.process, self._metadata = process, metadata
-        self._write(**order)
         if self._request:
-            self._write(request=_REQUESTS[self._request])
+            process.request(_REQUESTS[self._request])
         elif self.is_preempted:
-            self._write(request="pause")
-        ended: dict[str, Any] | None = None
+            process.request("pause")
         try:
-            assert process.stdout is not None  # noqa: S101  # for the type checker
-            while line := await process.stdout.readline():
-                report = json.loads(line)
-                ended = report.get("end", ended)
-                if "counts" in report:
-                    self._take(report)
-            await process.wait()
-        except ValueError as error:  # The line is too long, or not JSON.
-            log.warning("unusable report", extra=fields({"job": record.id, "error": str(error)}))
+            return await process.follow(self._take)
+        except asyncio.CancelledError:
+            # The edge stops it, which is not a fault of the job. This is saved before the process
+            # ends, because the edge may be killed soon.
+            record.faults = max(0, record.faults - 1)
+            with suppress(StorageError):
+                await self._save()
+            raise
         finally:
             self.process = None
-            await _stop(process)
-        if ended is None:
-            log.warning(
-                "process of a job ended",
-                extra=fields({"job": record.id, "status": process.returncode}),
-            )
-        return ended
+            await process.stop()
 
     async def _order(self, metadata: Metadata) -> dict[str, Any]:
         record, settings = self.record, self._settings
@@ -283,12 +253,6 @@ class JobRunner:
             "process_bytes": settings.process_bytes,
         }
 
-    def _write(self, **content: Any) -> None:
-        """Send a line to the process, if there is one."""
-        process = self.process
-        if process is not None and process.stdin is not None and not process.stdin.is_closing():
-            process.stdin.write(json.dumps(content).encode() + b"\n")
-
     def _take(self, report: dict[str, Any]) -> None:
         """Note the progress of a report, and count its rows."""
         record, counts = self.record, report.get("counts")
@@ -309,22 +273,25 @@ class JobRunner:
         self._is_changed = True
 
     async def _end(self, status: Status, ended: dict[str, Any]) -> None:
-        """Record that the job has stopped."""
+        """Record that the job has stopped. Raises LeaseLost if another edge has recorded that."""
+        await self._context.renew(self._lease)
         self._take({**ended, "progress": {}})
-        record = self.record
-        record.status, record.error = status, str(ended.get("error", ""))
-        record.ended_at, record.faults = int(time.time()), 0
-        await self._save()
+        record = msgspec.structs.replace(
+            self.record,
+            status=status,
+            error=str(ended.get("error", "")),
+            ended_at=int(time.time()),
+            faults=0,
+            changes=self.record.changes + 1,
+        )
+        if not await self._context.io(self._store.change, record):
+            await self._context.io(self._lease.delete)
+            raise LeaseLost(record.id)
+        self.record = record
         metrics.HTTP_JOBS_ENDED.labels(status).inc()
         await self._context.io(self._store.deactivate, record.id)
         await self._context.io(self._lease.delete)
         log.info("job ended", extra=fields({"job": record.id, "status": status}))
-
-    async def _renew(self) -> None:
-        """Renew the lease until cancelled."""
-        while True:
-            await asyncio.sleep(BATCH_RENEW_SECONDS)
-            await self._context.renew(self._lease)
 
     async def _watch(self) -> None:
         """Save progress, pass requests and new tokens to the process, until cancelled."""
@@ -337,7 +304,8 @@ class JobRunner:
             metadata = await self._credential() if self._metadata is not None else None
             if metadata is not None and metadata != self._metadata:
                 self._metadata = metadata
-                self._write(token=_token(metadata))
+                if self.process is not None:
+                    self.process.write(token=_token(metadata))
 
     async def _save(self) -> None:
         """Save the record. One call at a time, because a later state must be written later."""
@@ -355,18 +323,3 @@ def _token(metadata: Metadata) -> str:
     """Return the token of a caller's metadata; empty without one."""
     value = next((str(value) for name, value in metadata if name == AUTHORIZATION), "")
     return value.partition(" ")[2]
-
-
-async def _stop(process: Process) -> None:
-    """End a process: it stops when its stdin is closed."""
-    if process.returncode is not None:
-        return
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        async with asyncio.timeout(PROCESS_STOP_SECONDS):
-            await process.wait()
-    except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()

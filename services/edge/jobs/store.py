@@ -3,8 +3,12 @@ StorageError.
 
     active/TENANT.JOB              a job that waits or runs, and its lease
     TENANT/records/JOB.json        a job, rewritten while it runs
+    TENANT/records/JOB.NUMBER.json a job that stopped or was run again, written once
     TENANT/JOB/cancel.json         a request to cancel it
     TENANT/JOB/pause.json          a request to pause it
+
+The last of the numbered records counts, and JOB.json only if it has the same number. So an edge
+that was frozen while it wrote changes nothing once another edge has ended the job.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from services.edge.batches.store import RECORDS, BatchStore
 from services.edge.jobs.objects import FINAL, JOB_ID, JobRecord
 
 PAUSE: Final = "pause.json"
+MAX_CHANGES: Final = 1000
+"""Maximum number of numbered records of a job, which are kept as long as the job."""
 _JSON: Final = ".json"
 
 
@@ -39,13 +45,10 @@ class JobStore:
         """Return a job as it was last saved."""
         if not JOB_ID.fullmatch(identity):
             return None
-        content = self._records().read(identity + _JSON)
-        if content is None:
-            return None
-        try:
-            return msgspec.json.decode(content, type=JobRecord)
-        except msgspec.MsgspecError as error:
-            raise StorageError(f"the record of {identity} is damaged: {error}") from error
+        last = found = self._read(identity + _JSON)
+        while found is not None:
+            last, found = found, self._read(_changed_name(identity, found.changes + 1))
+        return last
 
     def ids(self) -> list[str]:
         """Return the ids of all jobs, oldest first."""
@@ -72,28 +75,40 @@ class JobStore:
 
     def create(self, record: JobRecord) -> None:
         """Save a new job. Edges find it by its name in `active`, which is written first."""
-        self._store.active().create(self._marker(record.id), b"{}")
-        self._write(record)
+        self.activate(record.id)
+        self.save(record)
 
-    def activate(self, record: JobRecord) -> None:
-        """Save a job that runs again. Its name in `active` is written last, because edges remove
-        that of an ended one.
+    def change(self, record: JobRecord) -> bool:
+        """Save a job that has stopped or is run again, with the next number of changes. Return
+        False, and change nothing, if another edge or request did so first.
         """
-        self._write(record)
-        self._store.active().create(self._marker(record.id), b"{}")
+        content = msgspec.json.encode(record)
+        if not self._records().create(_changed_name(record.id, record.changes), content):
+            return False
+        self.save(record)  # So that few numbers are tried to find it.
+        return True
+
+    def activate(self, identity: str) -> None:
+        """Let edges find a job that runs again, after its record is saved: they remove the name of
+        an ended one.
+        """
+        self._store.active().create(self._marker(identity), b"{}")
+
+    def activate_lost(self) -> None:
+        """Let edges find jobs that wait or run and have no name in `active`, because an edge died
+        before it wrote the name, or was frozen before it removed that of an earlier end.
+        """
+        active = set(self.active_ids())  # Read first: a job ends before its name is removed.
+        for record in self.jobs(one for one in self.ids() if one not in active):
+            if not record.is_ended:
+                self.activate(record.id)
 
     def deactivate(self, identity: str) -> None:
         self._store.active().delete(self._marker(identity))
 
     def save(self, record: JobRecord) -> None:
-        """Replace the record of a job. Progress does not replace an end, which another edge has
-        written while this one was frozen.
-        """
-        if not record.is_ended:
-            saved = self.job(record.id)
-            if saved is not None and saved.is_ended:
-                return
-        self._write(record)
+        """Save the progress of a job, which counts until its next change."""
+        self._records().replace(record.id + _JSON, msgspec.json.encode(record))
 
     def requests(self, identity: str) -> OutputPlace:
         """Return the folder of requests to a job."""
@@ -105,7 +120,12 @@ class JobStore:
         return next((name for name in (CANCEL, PAUSE) if name in names), "")
 
     def delete(self, identity: str) -> None:
+        found = self.job(identity)
         self._store.remove_folder(self.key, identity)
+        if found is not None:
+            self.save(found)  # A frozen edge may have written progress, which counts no more.
+            for number in range(found.changes):
+                self._records().delete(_changed_name(identity, number + 1))
         self._records().delete(identity + _JSON)
 
     def forget(self, count: int) -> None:
@@ -120,11 +140,22 @@ class JobStore:
             if record.is_ended and record.ended_at + seconds <= now:
                 self.delete(record.id)
 
-    def _write(self, record: JobRecord) -> None:
-        self._records().replace(record.id + _JSON, msgspec.json.encode(record))
+    def _read(self, name: str) -> JobRecord | None:
+        content = self._records().read(name)
+        if content is None:
+            return None
+        try:
+            return msgspec.json.decode(content, type=JobRecord)
+        except msgspec.MsgspecError as error:
+            raise StorageError(f"the record {name} is damaged: {error}") from error
 
     def _marker(self, identity: str) -> str:
         return f"{self.key}.{identity}"
 
     def _records(self) -> OutputPlace:
         return self._store.folder(self.key, RECORDS)
+
+
+def _changed_name(identity: str, number: int) -> str:
+    """Return the name of the record of a job's change."""
+    return f"{identity}.{number:04}{_JSON}"

@@ -107,7 +107,8 @@ class Child:
             return
         process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), CHILD_STOP_SECONDS)
+            async with asyncio.timeout(CHILD_STOP_SECONDS):
+                await process.wait()
         except TimeoutError:
             process.kill()
             await process.wait()

@@ -44,7 +44,9 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    # As clients and servers: a router on a busy machine may be late, and closing its connection
+    # fails all calls. Calls to a router that has disappeared end by their own timeouts.
+    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # Reconnect to a restarted router within a second; give up on an address that drops packets

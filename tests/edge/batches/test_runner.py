@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from shoal.bulk.failures import StorageError
 from shoal.transport.wire import Metadata
 
@@ -228,8 +229,11 @@ async def test_batch_that_ends_while_a_chunk_is_prepared_sends_nothing(
 async def test_batch_without_space_fails_also_after_a_restart(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The edge dies after the files, and before the end of the batch, are committed."""
+    """The edge dies after the files, and before the end of the batch, are committed. A frozen edge
+    saves an earlier state then.
+    """
     batch = harness.create(3)
+    earlier = replace(harness.record(batch.id), status="in_progress")
     wide = Executed(200, json.dumps({"data": "x" * 2000}).encode())
 
     async def act(text: str) -> Executed:
@@ -253,6 +257,7 @@ async def test_batch_without_space_fails_also_after_a_restart(
     with pytest.raises(StorageError):
         await harness.run(batch.id)
     harness.context.settings = settings
+    harness.store.save_batch(earlier)
     found = await harness.run(batch.id)
     assert (found.status, found.errors[0].code) == ("failed", "storage_quota_exceeded")
     assert (ends, harness.sent) == (2, ["text 0", "text 1"])
@@ -391,6 +396,21 @@ async def test_ended_batches_without_files_make_room_for_others(
     await harness.context.check_records(harness.store)
     assert harness.store.batch(batch.id) is None
     assert harness.store.count() == 1
+
+
+async def test_batch_that_no_edge_finds_is_found_again_or_deleted(harness: Harness) -> None:
+    """Its edge was frozen while it created the batch, or since before another one ended it."""
+    batch = harness.create(1)
+    harness.store.deactivate(batch.id)
+    harness.store.delete_expired(time.time(), 3600.0)
+    assert harness.store.unfinished_ids() == [batch.id]
+    assert (await harness.run(batch.id)).status == "completed"
+    ended = make_id("batch_", 1, "5" * 32)
+    stale = replace(batch, id=ended, status="in_progress", created_at=1, output_id="", errors_id="")
+    harness.store.save_batch(stale)
+    harness.store.delete_expired(time.time(), 3600.0)
+    assert harness.store.batch_ids() == [batch.id]
+    assert harness.store.unfinished_ids() == []
 
 
 def test_results_are_in_memory_once_while_they_are_stored() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from typing import Any
 
 from services.edge.jobs import child
@@ -22,8 +23,15 @@ else:
     sys.stdin.readline()
     if way == "waits":
         sys.stdin.read()
+    elif way == "overdue":
+        print(json.dumps({"counts": {}, "overdue_seconds": 1e6}), flush=True)
+    elif way == "stays":
+        end = {"state": "completed", "error": "", "reason": "", "counts": {"rows": 7}}
+        print(json.dumps({"end": end}), flush=True)
     elif way == "busy":
         print(json.dumps({"end": {"state": "failed", "error": "busy", "reason": "BUSY"}}))
     elif way == "long":
         print(json.dumps({"end": {"state": "failed", "error": "x" * (2 << 20), "reason": ""}}))
+if way in ("overdue", "silent", "stays"):
+    threading.Event().wait()
 sys.exit(0 if way == "busy" else 3)

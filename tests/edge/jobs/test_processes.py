@@ -24,6 +24,7 @@ from shoal.bulk.manifest import load
 from shoal.bulk.places import Folder
 
 from libs.serving import Security
+from services.edge.jobs import process as processes
 from services.edge.jobs import runner as runners
 from services.edge.jobs.objects import JobRecord
 from services.edge.jobs.runner import JobRunner
@@ -80,20 +81,79 @@ async def test_killed_processes_of_a_job_are_replaced(files: Files, made: list[J
 def fail(files: Files, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Return a function that makes processes of jobs fail in a way of `failing_child`."""
     files.write(10)
-    monkeypatch.setattr(runners, "CHILD", "tests.edge.jobs.failing_child")
+    monkeypatch.setattr(processes, "CHILD", "tests.edge.jobs.failing_child")
+    monkeypatch.setattr(processes, "INHERITED_VARIABLES", {"TEST_CHILD"})
+    monkeypatch.setattr(processes, "WATCH_SECONDS", 0.02)
     monkeypatch.setattr(runners, "PROCESS_RESTART_SECONDS", 0.01)
     return lambda way: monkeypatch.setenv("TEST_CHILD", way)
 
 
-@pytest.mark.parametrize("way", ["ends", "long"])
+@pytest.mark.parametrize("way", ["ends", "long", "overdue", "silent"])
 async def test_job_of_a_process_that_always_fails_ends(
-    files: Files, fail: Callable[[str], None], way: str
+    files: Files, fail: Callable[[str], None], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A report beyond the limit of a line counts, too."""
+    """A report beyond the limit of a line counts, too, and a process that hangs: one that reports
+    nothing, and one that only reports that a chunk is overdue.
+    """
     fail(way)
+    if way == "silent":
+        monkeypatch.setattr(processes, "MAX_IDLE_SECONDS", 0.1)
     async with edge(Script(encode=encode), **files.settings) as http:
         found = await wait_for(http, await submit(http, files.request()))
-    assert (found["status"], "ended 3 times" in found["error"]) == ("failed", True)
+    assert (found["status"], "ended or hung 3 times" in found["error"]) == ("failed", True)
+
+
+async def test_process_that_hangs_after_its_end_is_killed(
+    files: Files, fail: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "PROCESS_STOP_SECONDS", 0.1)
+    fail("stays")
+    async with edge(Script(encode=encode), **files.settings) as http:
+        found = await wait_for(http, await submit(http, files.request()))
+    assert (found["status"], found["counts"]["rows"]) == ("completed", 7)
+
+
+async def test_job_of_a_process_that_hangs_can_be_cancelled(
+    files: Files,
+    fail: Callable[[str], None],
+    made: list[JobRunner],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "MAX_IDLE_STOP_SECONDS", 0.1)
+    fail("silent")
+    async with edge(Script(encode=encode), **files.settings) as http:
+        job = await submit(http, files.request())
+        await until(lambda: _pid(made) != 0, "a process", 120.0)
+        await act(http, job, "cancel")
+        assert (await wait_for(http, job))["status"] == "cancelled"
+
+
+async def test_process_has_no_secret_of_the_edge(
+    files: Files, made: list[JobRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the credentials of stores."""
+    secrets = {
+        "SHOAL_REDIS_URL": "redis://:password@redis",
+        "SHOAL_TOKEN": "token",
+        "SHOAL_TLS_KEY": "/key.pem",
+        "HF_TOKEN": "hub",
+        "OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret",
+    }
+    needed = {"AWS_SECRET_ACCESS_KEY": "key", "GOOGLE_APPLICATION_CREDENTIALS": "/key.json"}
+    for name, value in {**secrets, **needed}.items():
+        monkeypatch.setenv(name, value)
+    files.write(ROWS)
+    router = Holding(2)
+    async with edge(router.script, **files.settings) as http:
+        await submit(http, files.request())
+        await router.wait()
+        content = await asyncio.to_thread(Path(f"/proc/{_pid(made)}/environ").read_bytes)
+        router.free = 10_000
+        router.released.set()
+    found = dict(one.split("=", 1) for one in content.decode().split("\0") if one)
+    assert not secrets.keys() & found.keys()
+    assert not [name for name in found if name.startswith("SHOAL_")]
+    assert needed.items() <= found.items()
 
 
 async def test_unexpected_error_is_reported_in_short(
@@ -166,7 +226,7 @@ async def test_edge_that_dies_with_a_process_counts_its_fault(
         _record(files, job).write_text(json.dumps(record))
         async with serving_edge(address, folder, **settings) as http:
             found = await wait_for(http, job)
-    assert (found["status"], "ended 3 times" in found["error"]) == ("failed", True)
+    assert (found["status"], "ended or hung 3 times" in found["error"]) == ("failed", True)
     assert _saved(files, job)["faults"] == 0  # A client may resume it.
 
 
@@ -193,7 +253,7 @@ async def test_process_ends_with_its_edge(files: Files) -> None:
     router = Holding(3)
     async with routing(router.script) as address:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", runners.CHILD), stdin=PIPE, stdout=PIPE
+            *(sys.executable, "-m", processes.CHILD), stdin=PIPE, stdout=PIPE
         )
         assert process.stdin is not None
         order = _order(address, source, files)
@@ -291,7 +351,7 @@ def _state(where: Folder) -> str:
 def _pid(made: list[JobRunner]) -> int:
     """Return the process of the newest runner; 0 without one."""
     process = made[-1].process if made else None
-    return process.pid if process is not None and process.returncode is None else 0
+    return process.pid if process is not None and process.is_running else 0
 
 
 def _order(address: str, source: Path, files: Files) -> dict[str, Any]:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from shoal.bulk.failures import StorageError
+from shoal.transport.wire import Metadata
 
-from services.edge.batches.context import new_id
+from services.edge.batches.context import Context, new_id
 from services.edge.batches.store import BatchStore, _Directory, tenant_key
 from services.edge.jobs import jobs
+from services.edge.jobs.jobs import JobKind
 from services.edge.jobs.objects import JOB_PREFIX, JobRecord, Status
+from services.edge.jobs.runner import JobRunner, MeshConnection
 from services.edge.jobs.store import JobStore
 from tests.edge.jobs.parts import Files, act, encode, send, submit, wait_for
 from tests.edge.parts import Http, Script, edge
+from tests.router.parts import until
 
 
 def record(files: Files, status: Status) -> JobRecord:
@@ -69,20 +74,68 @@ async def test_job_that_no_edge_finds_is_cancelled_or_resumed(files: Files) -> N
 
 
 def test_progress_of_a_frozen_edge_does_not_replace_an_end(files: Files) -> None:
+    """Nor does its own end, also after another edge has run the job again."""
     store = JobStore(BatchStore(str(files.storage)), "tenant")
-    job = record(files, "completed")
-    store.save(job)
+    frozen = record(files, "running")
+    store.create(frozen)
 
-    def saved_as(status: Status, save: Any) -> str:
-        job.status = status
-        save(job)
-        found = store.job(job.id)
+    def change(status: Status, changes: int) -> bool:
+        return store.change(replace(frozen, status=status, changes=changes))
+
+    def status() -> str:
+        store.save(frozen)
+        found = store.job(frozen.id)
         assert found is not None
         return found.status
 
-    assert saved_as("running", store.save) == "completed"
-    assert saved_as("queued", store.activate) == "queued"
-    assert saved_as("running", store.save) == "running"
+    assert status() == "running"
+    assert change("paused", 1)
+    assert not change("failed", 1)
+    assert status() == "paused"
+    assert change("queued", 2)
+    assert not change("failed", 1)
+    assert status() == "queued"
+    store.save(replace(frozen, status="running", changes=2))
+    assert change("completed", 3)
+    assert status() == "completed"
+    store.delete(frozen.id)
+    assert list((files.storage / "tenant" / "records").iterdir()) == []
+
+
+async def test_edge_that_lost_its_job_while_it_ended_it_keeps_the_end_of_the_other(
+    files: Files, made: list[JobRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is frozen after it has checked its lease, and before it writes."""
+    files.write(3)
+    change = JobStore.change
+
+    def ended_by_another(store: JobStore, one: JobRecord) -> bool:
+        assert change(store, replace(one, status="failed", error="of another edge"))
+        return change(store, one)
+
+    monkeypatch.setattr(JobStore, "change", ended_by_another)
+    async with edge(Script(encode=encode), **files.settings) as http:
+        found = await wait_for(http, await submit(http, files.request()))
+        assert (found["status"], found["error"]) == ("failed", "of another edge")
+        await until(lambda: not list((files.storage / "active").iterdir()), "its end", 120.0)
+    assert not made[0].record.is_ended
+
+
+async def test_job_that_lost_its_name_is_found_again(files: Files) -> None:
+    """The name is removed by an edge that was frozen since it ended the job before."""
+
+    async def identify(metadata: Metadata) -> str:
+        return "red"
+
+    context = Context(files.settings["batches"], identify, vouches=False)
+    store = JobStore(context.store, "tenant")
+    lost, ended = record(files, "queued"), replace(record(files, "failed"), ended_at=1000)
+    store.save(lost)
+    store.save(ended)
+    JobKind(context, files.settings["jobs"], MeshConnection((), None)).clean("tenant", 1001.0)
+    context.close()
+    assert store.active_ids() == [lost.id]
+    assert store.ids() == sorted((lost.id, ended.id))
 
 
 async def test_final_jobs_make_room_for_others(
@@ -112,19 +165,19 @@ async def test_cancelling_a_stopped_job_excludes_resuming_it(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_saving, has_resumed = threading.Event(), threading.Event()
-    save = JobStore.save
+    change = JobStore.change
 
-    def hold(store: JobStore, one: JobRecord) -> None:
+    def hold(store: JobStore, one: JobRecord) -> bool:
         if one.status == "cancelled":
             is_saving.set()
             has_resumed.wait(1.0)
-        save(store, one)
+        return change(store, one)
 
     async with edge(Script(encode=encode), **files.settings) as http:
         store = await tenant_store(http, files)
         job = record(files, "paused")
         store.save(job)
-        monkeypatch.setattr(JobStore, "save", hold)
+        monkeypatch.setattr(JobStore, "change", hold)
         cancel = asyncio.create_task(act(http, {"id": job.id}, "cancel"))
         assert await asyncio.to_thread(is_saving.wait, 60.0)
         reply = await http.post(f"/v1/jobs/{job.id}/resume", b"")
@@ -139,7 +192,7 @@ async def test_outputs_of_a_tenant_have_a_quota(files: Files) -> None:
     """It counts all jobs that are recorded, but not those of other tenants."""
     files.write(35)
     settings = files.settings
-    settings["jobs"] = replace(settings["jobs"], tenant_output_bytes=1 << 30)
+    settings["jobs"] = dataclasses.replace(settings["jobs"], tenant_output_bytes=1 << 30)
     other = record(files, "completed")
     other.counts.bytes, other.ended_at = 1 << 30, int(time.time())
     JobStore(BatchStore(str(files.storage)), tenant_key("red")).save(other)
@@ -150,3 +203,60 @@ async def test_outputs_of_a_tenant_have_a_quota(files: Files) -> None:
         assert (found["status"], "at most 1 are allowed" in found["error"]) == ("failed", True)
         assert found["counts"]["parts"] < 4
         assert (await wait_for(http, blue, x_shoal_tenant="blue"))["status"] == "completed"
+
+
+@pytest.mark.parametrize("act", ["end", "run again", "delete"])
+def test_job_is_found_and_whole_whatever_write_fails(
+    files: Files, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An edge is killed before each write in turn, and another one continues."""
+    store = JobStore(BatchStore(str(files.storage)), "tenant")
+    allowed = 0
+
+    def limited(name: str) -> None:
+        real = getattr(_Directory, name)
+
+        def write(place: _Directory, *arguments: Any) -> Any:
+            nonlocal allowed
+            allowed -= 1
+            if allowed < 0:
+                raise StorageError("the edge is killed")
+            return real(place, *arguments)
+
+        monkeypatch.setattr(_Directory, name, write)
+
+    for name in ("create", "replace", "delete"):
+        limited(name)
+    for writes in range(20):
+        allowed = 100
+        running = record(files, "running")
+        store.create(running)
+        ended = replace(running, status="paused", changes=1)
+        again = replace(running, status="queued", changes=2)
+        if act != "end":
+            store.change(ended)
+            store.deactivate(running.id)
+        wanted = {"end": (running, ended), "run again": (ended, again), "delete": (ended, None)}
+        allowed = writes
+        try:
+            if act == "delete":
+                store.delete(running.id)
+            else:
+                change = ended if act == "end" else again
+                store.change(change)
+                (store.deactivate if act == "end" else store.activate)(running.id)
+            is_whole = True
+        except StorageError:
+            is_whole = False
+        allowed = 100
+        found = store.job(running.id)
+        assert found in wanted[act]
+        store.activate_lost()
+        is_active = found is not None and not found.is_ended
+        assert not is_active or store.is_active(running.id)
+        store.delete(running.id)
+        assert store.job(running.id) is None
+        if is_whole:
+            break
+    assert is_whole
+    assert 1 < writes < 20

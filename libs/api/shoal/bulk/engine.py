@@ -139,7 +139,7 @@ class JobRun:
         self._reason = ""
         self._error: Exception | None = None
         self._waiting_for = ""
-        self._began = self._answered_at = self._saved_at = time.monotonic()
+        self._began = self._answered_at = self._saved_at = self._due_at = time.monotonic()
         self._active_before = manifest.active_seconds
         self._rate = JobThroughput(self._began)
         self._save_seconds = 0.0
@@ -240,6 +240,7 @@ class JobRun:
         parts = self._manifest.parts
 
         def is_wanted(number: int) -> bool:
+            self._expect_within(0.0)
             if self._stopped.is_set():  # Any chunk ends the search, and is not sent.
                 return True
             part = parts.get(number)
@@ -265,6 +266,7 @@ class JobRun:
     def _read(self, reader: Iterator[RowChunk]) -> RowChunk | None:
         """Return the next chunk, of the input as it was when the job began. Raises JobError."""
         chunk = next(reader, None)
+        self._expect_within(0.0)
         for then in self._source.take_read():
             if (now := read_file_version(then.uri)) != then:
                 raise _input_changed(then, now)
@@ -362,6 +364,7 @@ class JobRun:
             sending = self._sender.send(chunk, rows, answer, expected=expected, timeout=timeout)
             task = asyncio.create_task(sending)
             self._sending.add(task)
+            self._expect_within(timeout)
             try:
                 await task
             except ShoalError as error:
@@ -389,12 +392,16 @@ class JobRun:
 
     async def _sleep(self, seconds: float) -> None:
         """Wait before a chunk is sent again. Raises CancelledError if the job is stopped."""
+        seconds *= 1 + 0.5 * random.random()  # noqa: S311
+        self._expect_within(seconds)
         with suppress(TimeoutError):
-            await asyncio.wait_for(
-                self._stopped.wait(),
-                seconds * (1 + 0.5 * random.random()),  # noqa: S311
-            )
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
             raise asyncio.CancelledError
+
+    def _expect_within(self, seconds: float) -> None:
+        """Expect the next chunk, answer or attempt within a time. Any thread may call it."""
+        self._due_at = max(self._due_at, time.monotonic() + seconds)
 
     async def _identify(self, answer: ChunkResults) -> None:
         """Record the identity of the first answer, and require it of others. Raises JobError."""
@@ -528,7 +535,8 @@ class JobRun:
                 with suppress(StorageError):  # The next commit reports it.
                     await self._save("running")
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._finished.wait(), _REPORT_SECONDS)
+                async with asyncio.timeout(_REPORT_SECONDS):
+                    await self._finished.wait()
 
     async def _obey(self) -> None:
         """Follow a request that another process left in the output location."""
@@ -579,6 +587,7 @@ class JobRun:
             cost,
             whole,
             manifest.size,
+            max(0.0, now - self._due_at),
         )
 
     async def _save(self, state: State) -> None:

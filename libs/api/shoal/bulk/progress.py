@@ -18,6 +18,8 @@ class JobProgress:
         cost: The cost by pool, of pools with a price.
         whole_cost: An estimate of the cost of all rows; None if unknown.
         size: Number of bytes of all parts.
+        overdue_seconds: Seconds since the job should have read a chunk or received an answer. They
+            grow without limit if it hangs, for example after a thread has died for lack of memory.
     """
 
     rows: int
@@ -32,6 +34,7 @@ class JobProgress:
     cost: Mapping[str, float] = field(default_factory=dict)
     whole_cost: float | None = None
     size: int = 0
+    overdue_seconds: float = 0.0
 
     def rates(self) -> dict[str, float]:
         """Return the rates and estimates for the manifest."""

@@ -54,6 +54,26 @@ C = TypeVar("C", Client, AsyncClient)
 OpenClient = Callable[[], Client]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
+TokenOption = Annotated[
+    str,
+    typer.Option(
+        envvar="SHOAL_TOKEN",
+        help="Bearer token; better in the environment.",
+        rich_help_panel=PANEL,
+    ),
+]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="SHOAL_TOKEN_FILE", help="File with the bearer token.", rich_help_panel=PANEL
+    ),
+]
+
+
+def given_token(token: str, file: Path | None) -> str | TokenFile:
+    """Return the token of the options; empty without one. Raises ValueError."""
+    return token or (TokenFile(file) if file else "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
@@ -76,20 +96,8 @@ class ConnectionOptions:
     timeout: Annotated[
         float, typer.Option(help="Seconds for one request.", rich_help_panel=PANEL)
     ] = 60.0
-    token: Annotated[
-        str,
-        typer.Option(
-            envvar="SHOAL_TOKEN",
-            help="Bearer token; better in the environment.",
-            rich_help_panel=PANEL,
-        ),
-    ] = ""
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="SHOAL_TOKEN_FILE", help="File with the bearer token.", rich_help_panel=PANEL
-        ),
-    ] = None
+    token: TokenOption = ""
+    token_file: TokenFileOption = None
     tls: Annotated[
         bool,
         typer.Option(
@@ -144,12 +152,11 @@ class ConnectionOptions:
                 if has_tls_options
                 else self.tls
             )
-            token = self.token or (TokenFile(self.token_file) if self.token_file else "")
             return kind(
                 self.address,
                 tenant=self.tenant,
                 timeout=self.timeout,
-                token=token,
+                token=given_token(self.token, self.token_file),
                 tls=tls,
                 **options,
             )

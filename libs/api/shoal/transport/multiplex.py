@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -41,6 +42,10 @@ MAX_GROUPS: Final = 100
 _CALL_OVERHEAD_BYTES: Final = 256
 """Counted for each call in addition to its request, so that also the calls of a message are bounded
 (a router accepts 10,000).
+"""
+_LATE_SECONDS: Final = 0.5
+"""The delay of a timeout beyond which this process was too busy to notice an answer; and the time
+in which it is read then.
 """
 _TRACESTATE_CHARACTERS: Final = 512
 _BROKEN: Final = "Internal error from Core"
@@ -113,7 +118,8 @@ class MultiplexedStream:
         self._post(len(body), **fields)
         del body, fields  # Free the request while waiting.
         answer = self._waiting[number] = self._loop.create_future()
-        late = self._loop.call_later(timeout, self._expire, answer)
+        due = self._loop.time() + timeout
+        late = self._loop.call_at(due, self._expire, answer, due)
         try:
             response: bytes = await answer
             return response
@@ -139,8 +145,16 @@ class MultiplexedStream:
         self._unwritten_bytes += size + _CALL_OVERHEAD_BYTES
         self._news.set()
 
-    def _expire(self, answer: asyncio.Future[bytes]) -> None:
-        if not answer.done():
+    def _expire(self, answer: asyncio.Future[bytes], due: float) -> None:
+        """Fail a call that has no answer within its timeout.
+
+        If this process was too busy to be on time, answers may have arrived that are not read yet.
+        """
+        if answer.done():
+            return
+        if self._loop.time() - due > _LATE_SECONDS:
+            self._loop.call_later(_LATE_SECONDS, self._expire, answer, math.inf)
+        else:
             answer.set_exception(
                 _failed(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer within the timeout")
             )

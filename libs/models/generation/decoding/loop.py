@@ -4,7 +4,7 @@ between two steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,10 +114,19 @@ class DecodeLoop:
         return pages_needed(len(prompt), longest, settings.beams, cross)
 
     def has_room(self, request: SequenceRequest) -> bool:
-        return (
-            self.needs(request) <= self.pool.unclaimed
-            and self._slots_needed(request) <= self._states.unclaimed
-        )
+        return self.count_fitting([request]) == 1
+
+    def count_fitting(self, requests: Iterable[SequenceRequest]) -> int:
+        """Return the number of requests, from the first one, that have room together. None after
+        one without room is looked at.
+        """
+        pages, slots, count = self.pool.unclaimed, self._states.unclaimed, 0
+        for request in requests:
+            pages, slots = pages - self.needs(request), slots - self._slots_needed(request)
+            if min(pages, slots) < 0:
+                break
+            count += 1
+        return count
 
     def _slots_needed(self, request: SequenceRequest) -> int:
         """Return the number of slots for the states of a request's rows."""

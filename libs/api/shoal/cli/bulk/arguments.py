@@ -177,10 +177,11 @@ class JobServing:
 
 
 def recipe(
-    verb: Verb,
     model: str,
     files: JobFiles,
     serving: JobServing,
+    *,
+    verb: Verb,
     options: dict[str, Any],
     **others: Any,
 ) -> BulkRecipe:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from functools import wraps
 from typing import Annotated, Any
 
 import typer
@@ -50,32 +49,55 @@ submits = typer.Typer(
 )
 
 
-def _verb(command: Callable[..., None]) -> Callable[..., None]:
-    """Add a command to `run`, and to `submit` with the options of an edge."""
-    runs.command()(grouped(command))
+Build = Callable[..., dict[str, Any]]
+"""Returns the arguments of `recipe` for the options of a verb. Raises BadParameter, InputError."""
 
-    @wraps(command)
-    def submitted(**values: Any) -> None:
-        command(**values)
 
-    parameters = inspect.signature(command, eval_str=True).parameters.values()
-    del submitted.__wrapped__
-    set_parameters(
-        submitted,
-        [
-            one.replace(annotation=EdgeAccess) if one.annotation is ConnectionOptions else one
-            for one in parameters
-        ],
-    )
-    submits.command()(grouped(submitted))
+def _verb(build: Build) -> Build:
+    """Add a command for a verb to `run`, and to `submit` with the options of an edge. It has the
+    options of `build`, between those that all commands have.
+    """
+    own = list(inspect.signature(build, eval_str=True).parameters.values())
+    for group, connection in ((runs, ConnectionOptions), (submits, EdgeAccess)):
+        first = [_parameter("model", ModelId), _parameter("files", JobFiles)]
+        last = [
+            _parameter("limits", JobLimitOptions),
+            _parameter("serving", JobServing),
+            _parameter("connection", connection),
+            _parameter("as_json", Json, False),
+        ]
+        group.command()(grouped(_command(build, [*first, *own, *last])))
+    return build
+
+
+def _command(build: Build, parameters: list[inspect.Parameter]) -> Callable[..., None]:
+    def command(
+        *,
+        model: str,
+        files: JobFiles,
+        limits: JobLimitOptions,
+        serving: JobServing,
+        connection: ConnectionOptions | EdgeAccess,
+        as_json: bool,
+        **values: Any,
+    ) -> None:
+        built = build(**values)
+        with reported():
+            _start(recipe(model, files, serving, **built), files, limits, connection, as_json)
+
+    command.__name__, command.__doc__ = build.__name__, build.__doc__
+    set_parameters(command, parameters)
     return command
+
+
+def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, annotation=kind, default=default)
 
 
 @_verb
 def encode(
-    model: ModelId,
     *,
-    files: JobFiles,
     role: RoleOption = None,
     representation: Annotated[
         list[str] | None,
@@ -103,11 +125,7 @@ def encode(
             show_default=False,
         ),
     ] = "",
-    limits: JobLimitOptions,
-    serving: JobServing,
-    connection: ConnectionOptions,
-    as_json: Json = False,
-) -> None:
+) -> dict[str, Any]:
     """Encode a column of texts as vectors."""
     if not chunk and (chunk_tokens or chunk_overlap):
         raise typer.BadParameter("--chunk-tokens and --chunk-overlap need --chunk")
@@ -123,136 +141,99 @@ def encode(
     if chunk:
         chunking = {"method": chunk, "max_tokens": chunk_tokens, "overlap": chunk_overlap}
         options["chunking"] = chunking
-    with reported():
-        _start(recipe("encode", model, files, serving, options), files, limits, connection, as_json)
+    return {"verb": "encode", "options": options}
 
 
 @_verb
 def score(
-    model: ModelId,
     *,
-    files: JobFiles,
     query: Annotated[str, typer.Option(help="The query of all rows.", show_default=False)] = "",
     query_column: Annotated[
         str, typer.Option(help="Column with the query of each row.", show_default=False)
     ] = "",
     scale: ScaleOption = None,
     instruction: Instruction = "",
-    limits: JobLimitOptions,
-    serving: JobServing,
-    connection: ConnectionOptions,
-    as_json: Json = False,
-) -> None:
+) -> dict[str, Any]:
     """Score how relevant a column of texts is to a query, or to the query of each row."""
     if bool(query) == bool(query_column):
         raise typer.BadParameter("name the query with --query, or its column with --query-column")
     options = {"scale": scale, "instruction": instruction}
-    with reported():
-        made = recipe(
-            "score", model, files, serving, options, query=query, query_column=query_column
-        )
-        _start(made, files, limits, connection, as_json)
+    return {"verb": "score", "options": options, "query": query, "query_column": query_column}
 
 
 @_verb
 def entities(
-    model: ModelId,
     *,
-    files: JobFiles,
     labels: Labels = None,
     threshold: Threshold = None,
     flat: Flat = None,
     aggregation: AggregationOption = None,
-    limits: JobLimitOptions,
-    serving: JobServing,
-    connection: ConnectionOptions,
-    as_json: Json = False,
-) -> None:
+) -> dict[str, Any]:
     """Find named entities in a column of texts."""
-    task: dict[str, Any] = {"kind": "entities", "labels": labels or []}
-    task |= {"threshold": threshold, "flat": flat, "aggregation": aggregation}
-    _extract(model, task, files, limits, serving, connection, as_json)
+    return _extract(
+        "entities",
+        labels=labels or [],
+        threshold=threshold,
+        flat=flat,
+        aggregation=aggregation,
+    )
 
 
 @_verb
 def classify(
-    model: ModelId,
     *,
-    files: JobFiles,
     labels: Labels = None,
     threshold: Threshold = None,
     multi_label: MultiLabel = None,
     hypothesis: Hypothesis = "",
-    limits: JobLimitOptions,
-    serving: JobServing,
-    connection: ConnectionOptions,
-    as_json: Json = False,
-) -> None:
+) -> dict[str, Any]:
     """Classify a column of texts."""
-    task: dict[str, Any] = {"kind": "classify", "labels": labels or [], "threshold": threshold}
-    task |= {"multi_label": multi_label, "hypothesis": hypothesis}
-    _extract(model, task, files, limits, serving, connection, as_json)
+    return _extract(
+        "classify",
+        labels=labels or [],
+        threshold=threshold,
+        multi_label=multi_label,
+        hypothesis=hypothesis,
+    )
 
 
 @_verb
 def structure(
-    model: ModelId,
     *,
-    files: JobFiles,
     schema: SchemaPath,
-    limits: JobLimitOptions,
-    serving: JobServing,
-    connection: ConnectionOptions,
-    as_json: Json = False,
-) -> None:
+) -> dict[str, Any]:
     """Find the parts of a schema in a column of texts."""
     try:
         parsed = json.loads(schema.read_bytes())
     except ValueError as error:
         raise InputError(f"--schema {schema} is not JSON: {error}") from None
-    task: dict[str, Any] = {"kind": "structure", "schema": parsed}
-    _extract(model, task, files, limits, serving, connection, as_json)
+    return _extract("structure", schema=parsed)
 
 
 @_verb
 def generate(
-    model: ModelId,
     *,
-    files: JobFiles,
     instruction: Annotated[
         str, typer.Option(help='What to generate, such as "Summarise this text."')
     ] = "",
     max_tokens: MaxTokens = 0,
     temperature: Temperature = None,
     seed: Seed = None,
-    limits: JobLimitOptions,
-    serving: JobServing,
-    connection: ConnectionOptions,
-    as_json: Json = False,
-) -> None:
+) -> dict[str, Any]:
     """Generate a text for each text of a column."""
-    task: dict[str, Any] = {
-        "kind": "generate",
-        "instruction": instruction,
-        "max_tokens": max_tokens,
-    }
-    task |= {"temperature": temperature, "seed": seed}
-    _extract(model, task, files, limits, serving, connection, as_json)
+    return _extract(
+        "generate",
+        instruction=instruction,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+    )
 
 
-def _extract(
-    model: str,
-    task: dict[str, Any],
-    files: JobFiles,
-    limits: JobLimitOptions,
-    serving: JobServing,
-    connection: ConnectionOptions | EdgeAccess,
-    as_json: bool,
-) -> None:
+def _extract(kind: str, **task: Any) -> dict[str, Any]:
+    """Return the arguments of `recipe` for a task, without the options that are not given."""
     given = {name: value for name, value in task.items() if value is not None}
-    with reported():
-        made = recipe("extract", model, files, serving, {}, task=given)
-        _start(made, files, limits, connection, as_json)
+    return {"verb": "extract", "options": {}, "task": {"kind": kind, **given}}
 
 
 def _start(

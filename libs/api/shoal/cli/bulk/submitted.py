@@ -23,8 +23,9 @@ from shoal.cli.bulk.arguments import JobFiles, JobLimitOptions
 from shoal.cli.bulk.running import cost_line, format_time, rows_of_total
 from shoal.cli.console import emit, facts, note, show, table
 from shoal.cli.failures import InputError
+from shoal.cli.options import TokenFileOption, TokenOption, given_token
 from shoal.transport.addresses import is_local
-from shoal.transport.trust import TokenFile, flag
+from shoal.transport.trust import Trust, flag
 
 PANEL: Final = "Edge"
 DEFAULT_EDGE: Final = "http://127.0.0.1:8080"
@@ -55,20 +56,8 @@ class EdgeAccess:
             rich_help_panel=PANEL,
         ),
     ] = None
-    edge_token: Annotated[
-        str,
-        typer.Option(
-            envvar="SHOAL_TOKEN",
-            help="Bearer token; better in the environment.",
-            rich_help_panel=PANEL,
-        ),
-    ] = ""
-    edge_token_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="SHOAL_TOKEN_FILE", help="File with the bearer token.", rich_help_panel=PANEL
-        ),
-    ] = None
+    edge_token: TokenOption = ""
+    edge_token_file: TokenFileOption = None
     edge_tenant: Annotated[
         str,
         typer.Option(envvar="SHOAL_TENANT", help="Tenant that pays.", rich_help_panel=PANEL),
@@ -107,16 +96,14 @@ class EdgeAccess:
 
     def _headers(self) -> dict[str, str]:
         headers = {"content-type": "application/json"}
-        token = self.edge_token
-        if not token and self.edge_token_file:
-            token = TokenFile(self.edge_token_file)()
-        if token:
+        trust = Trust(token=given_token(self.edge_token, self.edge_token_file))
+        if found := dict(trust.metadata()):
             if not self._is_private():
                 raise InputError(
                     f"the token would be sent unencrypted to {self.edge}: use https, or set "
                     "SHOAL_TOKEN_WITHOUT_TLS=1 if something else protects the network"
                 )
-            headers["authorization"] = f"Bearer {token}"
+            headers |= found
         if self.edge_tenant:
             headers["x-shoal-tenant"] = self.edge_tenant
         return headers

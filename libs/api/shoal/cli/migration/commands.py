@@ -70,7 +70,7 @@ def start(
         return
     with reported():
         where = place(files.output)
-        made = recipe("encode", to, files, serving, {"role": role})
+        made = recipe(to, files, serving, verb="encode", options={"role": role})
         manifest = continued(where, files.source, made, limits)
         if manifest.state == "completed":
             print_state(where, manifest, as_json=as_json)
