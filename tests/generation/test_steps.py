@@ -88,7 +88,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_here, "_DEVICES", ("cpu",))
     # The interpreter takes about a millisecond for each program.
     monkeypatch.setattr(graphs_module, "SEQUENCES", SEQUENCES)
-    monkeypatch.setattr(paged_triton, "splits", lambda sequences, kv_heads: 4)
+    monkeypatch.setattr(paged_triton, "splits", lambda sequences, kv_heads: 2)
 
 
 def make_graphs(

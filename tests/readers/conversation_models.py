@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -174,7 +175,7 @@ def written(
     transformers' processors need torchvision for videos, so their parts for texts and images are
     combined here.
     """
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    tokenizer = _tokenizer_of(directory)
     pictures = [Image.fromarray(decode(image, "image")) for image in images]
     content = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
     before = [{"role": role, "content": [{"type": "text", "text": said}]} for role, said in turns]
@@ -187,6 +188,12 @@ def written(
     return model.generate(**inputs, max_new_tokens=most, do_sample=False)[
         0, ids.shape[1] :
     ].tolist()
+
+
+@lru_cache(1)
+def _tokenizer_of(directory: Path) -> Any:
+    """Keep the last one: to load it takes as long as ten tokens of a tiny model."""
+    return transformers.AutoTokenizer.from_pretrained(directory)
 
 
 def _template_of(directory: Path) -> str | None:

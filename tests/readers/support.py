@@ -13,7 +13,7 @@ from libs.models.interface.sequences import Unfinished
 from libs.models.interface.work import GenerationWork, Part, TextWork
 from libs.models.loading import load_served_model
 
-MAX_TOKENS = 40
+MAX_TOKENS = 33
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> GenerativeModel:
