@@ -105,7 +105,7 @@ def read_pages(patterns: Sequence[str], root: Path = rag.ROOT) -> list[Page]:
     files = sorted({file for pattern in patterns for file in root.glob(pattern)})
     names = [(file.relative_to(root).as_posix(), file) for file in files]
     found = [
-        page_of(name, file, file.read_text(encoding="utf-8").strip())
+        read_page(name, file, file.read_text(encoding="utf-8").strip())
         for name, file in names
         if name not in rag.NOT_SEARCHED
     ]
@@ -114,7 +114,7 @@ def read_pages(patterns: Sequence[str], root: Path = rag.ROOT) -> list[Page]:
     return found
 
 
-def page_of(name: str, file: Path, text: str) -> Page:
+def read_page(name: str, file: Path, text: str) -> Page:
     """Find the headings of a page; a `#` in a fence is a comment."""
     headings: list[str] = []
     starts: list[int] = []
@@ -179,9 +179,11 @@ def quality(
     sections: list[float] = []
     for vector, question in zip(vectors, questions, strict=True):
         best = np.argsort(-(found.vectors @ vector), kind="stable")
-        pages.append(rag.ndcg_of([found.pages[row] for row in best], page_gains(question.gains)))
+        pages.append(
+            rag.compute_ndcg([found.pages[row] for row in best], page_gains(question.gains))
+        )
         ranked = [section for row in best for section in found.sections[row]]
-        sections.append(rag.ndcg_of(ranked, question.gains))
+        sections.append(rag.compute_ndcg(ranked, question.gains))
     return {
         "pages_ndcg_10": float(np.mean(pages)),
         "sections_ndcg_10": float(np.mean(sections)) if has_sections else None,
@@ -192,7 +194,7 @@ def page_gains(gains: Mapping[str, int]) -> dict[str, int]:
     """Return the highest gain of a section of each page."""
     found: dict[str, int] = {}
     for section, gain in gains.items():
-        page = rag.page_of(section)
+        page = rag.section_page(section)
         found[page] = max(gain, found.get(page, 0))
     return found
 

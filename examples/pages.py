@@ -212,7 +212,7 @@ async def encode(
     return answer.multi_vector
 
 
-def bytes_of(vectors: Ragged, number_format: str) -> float:
+def mean_page_bytes(vectors: Ragged, number_format: str) -> float:
     """Return the mean bytes per page, on the wire and in an index.
 
     int8 has a float32 scale per vector.
@@ -232,13 +232,15 @@ async def checked(
 ) -> tuple[Checks, dict[str, float]]:
     """Check the invariants, and return the bytes per page in each format."""
     some = list(pages[:MEASURED])
-    sizes = {"float32": bytes_of(found, "float32")}
+    sizes = {"float32": mean_page_bytes(found, "float32")}
     here = maxsim(asked, [found[number] for number in range(len(some))])
     same = ["float32"]
     for number_format in FORMATS[1:]:
         smaller = await encode(client, model, some, f"the same in {number_format}", number_format)
         sizes[number_format] = (
-            sizes["float32"] * bytes_of(smaller, number_format) / bytes_of(smaller, "float32")
+            sizes["float32"]
+            * mean_page_bytes(smaller, number_format)
+            / mean_page_bytes(smaller, "float32")
         )
         if maxsim(asked, smaller).argmax() == here.argmax():
             same.append(number_format)

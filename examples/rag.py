@@ -213,7 +213,7 @@ def questions(file: Path, library: Sequence[Passage], limit: int) -> list[Questi
     Raises Advice for an invalid line or a missing section.
     """
     known = {passage.section for passage in library}
-    pages = {page_of(section) for section in known}
+    pages = {section_page(section) for section in known}
     found = []
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -230,12 +230,12 @@ def questions(file: Path, library: Sequence[Passage], limit: int) -> list[Questi
             )
         best, others = judged
         gains = {section: 1 for section in others.split(" | ") if section} | {best: 2}
-        if page_of(best) not in pages and (ROOT / page_of(best)).exists():
+        if section_page(best) not in pages and (ROOT / section_page(best)).exists():
             continue
         gains = {
             section: gain
             for section, gain in gains.items()
-            if page_of(section) in pages or section == best
+            if section_page(section) in pages or section == best
         }
         if gone := gains.keys() - known:
             raise Advice(
@@ -246,7 +246,7 @@ def questions(file: Path, library: Sequence[Passage], limit: int) -> list[Questi
     return found[:limit]
 
 
-def page_of(section: str) -> str:
+def section_page(section: str) -> str:
     return section.partition(" > ")[0]
 
 
@@ -496,7 +496,7 @@ async def late_search(
     """
     texts: list[str] = []
     spans: list[list[tuple[int, int]]] = []
-    for _, own in groupby(library, key=lambda passage: page_of(passage.section)):
+    for _, own in groupby(library, key=lambda passage: section_page(passage.section)):
         text, places = "", list[tuple[int, int]]()
         for passage in own:
             text += "\n\n" if text else ""
@@ -572,10 +572,10 @@ def ndcg(
     found: Sequence[int], library: Sequence[Passage], gains: Mapping[str, int], depth: int = 10
 ) -> float:
     """Return nDCG over sections, each at the rank of its best passage."""
-    return ndcg_of([library[number].section for number in found], gains, depth)
+    return compute_ndcg([library[number].section for number in found], gains, depth)
 
 
-def ndcg_of(found: Sequence[str], gains: Mapping[str, int], depth: int = 10) -> float:
+def compute_ndcg(found: Sequence[str], gains: Mapping[str, int], depth: int = 10) -> float:
     """Return nDCG of names, best first; repeated ones count where they are first."""
     ranked = list(dict.fromkeys(found))[:depth]
     gained = sum(gains.get(name, 0) / math.log2(place + 2) for place, name in enumerate(ranked))

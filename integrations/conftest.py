@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import shoal
 
-TOKEN = "a-secret-that-nobody-may-write-down"
+TOKEN = "a-secret-that-no-log-may-contain"
 TEXTS = ["a shoal of fish", "a table of wood", "ships at sea", "Überraschung 🐟", "the fish market"]
 
 

@@ -39,7 +39,7 @@ _EXPECTED: Final = re.compile(r"[0-9a-f]{16}(\.[a-z0-9][a-z0-9-]{0,30})?")
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class EmbeddingRecipe:
     """Everything that decides the numbers of a request's vectors, except the number format.
 
     Attributes:
@@ -80,7 +80,7 @@ class Recipe:
         )
 
 
-def embedding_id(recipe: Recipe, number_format: str) -> str:
+def embedding_id(recipe: EmbeddingRecipe, number_format: str) -> str:
     """Return the id of vectors that were computed in a number format, such as "bfloat16"."""
     digest = hashlib.sha256(recipe.canonical().encode()).hexdigest()[:_RECIPE_DIGITS]
     generation = KERNEL_GENERATIONS.get(number_format)

@@ -23,14 +23,14 @@ _BARE: Final = frozenset((0x01, *range(0xD0, 0xD9)))
 _WIDTH, _HEIGHT, _SHORT = 256, 257, 3  # tags and a type of TIFF
 
 
-class Size(NamedTuple):
+class PixelSize(NamedTuple):
     """Width and height in pixels, as the file is stored: an EXIF orientation is not applied."""
 
     height: int
     width: int
 
 
-def read_image_size(data: bytes) -> Size | None:
+def read_image_size(data: bytes) -> PixelSize | None:
     """Return the size that a file's header names; None where it is of no known format, truncated,
     or names none.
     """
@@ -41,17 +41,17 @@ def read_image_size(data: bytes) -> Size | None:
     return found if found is not None and found.height > 0 and found.width > 0 else None
 
 
-def _read(data: bytes) -> Size | None:
+def _read(data: bytes) -> PixelSize | None:
     if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
         width, height = struct.unpack_from(">II", data, 16)
-        return Size(height, width)
+        return PixelSize(height, width)
     if data.startswith(b"\xff\xd8"):
         return _jpeg(data)
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return _webp(data)
     if data[:6] in (b"GIF87a", b"GIF89a"):
         width, height = struct.unpack_from("<HH", data, 6)
-        return Size(height, width)
+        return PixelSize(height, width)
     if data[:2] == b"BM":
         return _bmp(data)
     if data[:4] in (b"II*\0", b"MM\0*"):
@@ -61,7 +61,7 @@ def _read(data: bytes) -> Size | None:
     return None
 
 
-def _jpeg(data: bytes) -> Size | None:
+def _jpeg(data: bytes) -> PixelSize | None:
     at = 2
     for _ in range(_SEGMENTS):
         if data[at] != 0xFF:
@@ -72,23 +72,23 @@ def _jpeg(data: bytes) -> Size | None:
         at += 1
         if marker in _FRAMES:
             height, width = struct.unpack_from(">HH", data, at + 3)
-            return Size(height, width)
+            return PixelSize(height, width)
         if marker not in _BARE:
             (length,) = struct.unpack_from(">H", data, at)
             at += length
     return None
 
 
-def _webp(data: bytes) -> Size | None:
+def _webp(data: bytes) -> PixelSize | None:
     kind = data[12:16]
     if kind == b"VP8X":
-        return Size(_24(data, 27) + 1, _24(data, 24) + 1)
+        return PixelSize(_24(data, 27) + 1, _24(data, 24) + 1)
     if kind == b"VP8L" and data[20] == 0x2F:
         (bits,) = struct.unpack_from("<I", data, 21)
-        return Size((bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1)
+        return PixelSize((bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1)
     if kind == b"VP8 " and data[23:26] == b"\x9d\x01\x2a":
         width, height = struct.unpack_from("<HH", data, 26)
-        return Size(height & 0x3FFF, width & 0x3FFF)
+        return PixelSize(height & 0x3FFF, width & 0x3FFF)
     return None
 
 
@@ -96,13 +96,13 @@ def _24(data: bytes, at: int) -> int:
     return data[at] | data[at + 1] << 8 | data[at + 2] << 16
 
 
-def _bmp(data: bytes) -> Size:
+def _bmp(data: bytes) -> PixelSize:
     (header,) = struct.unpack_from("<I", data, 14)
     width, height = struct.unpack_from("<HH" if header == 12 else "<ii", data, 18)
-    return Size(abs(height), width)  # Negative: rows are stored top down.
+    return PixelSize(abs(height), width)  # Negative: rows are stored top down.
 
 
-def _tiff(data: bytes, order: str) -> Size | None:
+def _tiff(data: bytes, order: str) -> PixelSize | None:
     """Return the size in the first directory."""
     (at,) = struct.unpack_from(f"{order}I", data, 4)
     (count,) = struct.unpack_from(f"{order}H", data, at)
@@ -113,14 +113,14 @@ def _tiff(data: bytes, order: str) -> Size | None:
             (found[tag],) = struct.unpack_from(
                 f"{order}{'H' if kind == _SHORT else 'I'}", data, at + 2 + 12 * number + 8
             )
-    return Size(found[_HEIGHT], found[_WIDTH]) if len(found) == 2 else None
+    return PixelSize(found[_HEIGHT], found[_WIDTH]) if len(found) == 2 else None
 
 
-def _avif(data: bytes) -> Size | None:
+def _avif(data: bytes) -> PixelSize | None:
     """Return the largest of its images: transparency is one, too."""
     sizes, at = [], data.find(b"ispe")
     while at >= 0:
         width, height = struct.unpack_from(">II", data, at + 8)
-        sizes.append(Size(height, width))
+        sizes.append(PixelSize(height, width))
         at = data.find(b"ispe", at + 4)
     return max(sizes, key=lambda size: size.height * size.width, default=None)

@@ -88,7 +88,7 @@ def at_least(low: float, text: str = "") -> Allowed:
     return Allowed(text or f"at least {low}", lambda value: value is None or bool(value >= low))
 
 
-class Options(TypedDict, total=False):
+class SettingOptions(TypedDict, total=False):
     """Rarely needed parts of a declaration."""
 
     unset: Callable[[Environ], Any]
@@ -115,7 +115,9 @@ class Setting:
     """The type, as errors and the documentation name it."""
     unit: str = ""
     parse: Callable[[str], Any] = str
-    """Raises ValueError, or InvalidInput with a message that says more than `kind`."""
+    """Converts the text of the variable. Raises ValueError, or InvalidInput with a message that
+    says more than `kind`.
+    """
     allowed: Allowed = ANY
     unset: Callable[[Environ], Any] = lambda _: _UNSET
     default_text: str = ""
@@ -165,7 +167,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SettingGroup:
     """Several variables that become one field."""
 
     read: Callable[[Environ], Any]
@@ -187,7 +189,7 @@ def text(
     description: str,
     allowed: Allowed = ANY,
     kind: str = "text",
-    **options: Unpack[Options],
+    **options: Unpack[SettingOptions],
 ) -> str:
     return _field(Setting(variable, description, kind, "", str, allowed, **options), default)
 
@@ -200,7 +202,7 @@ def integer(
     description: str,
     *,
     has_exponent: bool = False,
-    **options: Unpack[Options],
+    **options: Unpack[SettingOptions],
 ) -> Integer:
     """Declare a whole number, or None if that is the default.
 
@@ -214,14 +216,18 @@ def integer(
 
 
 def seconds(
-    variable: str, default: float, allowed: Allowed, description: str, **options: Unpack[Options]
+    variable: str,
+    default: float,
+    allowed: Allowed,
+    description: str,
+    **options: Unpack[SettingOptions],
 ) -> float:
     return _field(
         Setting(variable, description, "a number", "seconds", _number, allowed, **options), default
     )
 
 
-def flag(variable: str, default: bool, description: str, **options: Unpack[Options]) -> bool:
+def flag(variable: str, default: bool, description: str, **options: Unpack[SettingOptions]) -> bool:
     return _field(Setting(variable, description, "0 or 1", "", _flag, **options), default)
 
 
@@ -230,7 +236,7 @@ def choice(
     default: Choice,
     choices: Sequence[Choice],
     description: str,
-    **options: Unpack[Options],
+    **options: Unpack[SettingOptions],
 ) -> Choice:
     kind = f"one of {', '.join(choices)}"
     among = Allowed("", lambda value: value in choices)
@@ -241,7 +247,11 @@ def choice(
 
 
 def path(
-    variable: str, default: File, description: str, kind: str = "path", **options: Unpack[Options]
+    variable: str,
+    default: File,
+    description: str,
+    kind: str = "path",
+    **options: Unpack[SettingOptions],
 ) -> File:
     return _field(Setting(variable, description, kind, "", Path, **options), default)
 
@@ -251,7 +261,7 @@ def items(
     default: tuple[str, ...],
     allowed: Allowed,
     description: str,
-    **options: Unpack[Options],
+    **options: Unpack[SettingOptions],
 ) -> tuple[str, ...]:
     """Declare a list of texts, separated by commas."""
     return _field(Setting(variable, description, "list", "", split, allowed, **options), default)
@@ -264,7 +274,7 @@ def parsed(
     default: Callable[[], T],
     description: str,
     allowed: Allowed = ANY,
-    **options: Unpack[Options],
+    **options: Unpack[SettingOptions],
 ) -> T:
     """Declare a value that `parse` makes of the variable.
 
@@ -289,7 +299,7 @@ def group(
         default: Returns the value of objects that are not read from an environment.
         log: Returns the value for the log line at the start, or several values with their names.
     """
-    return _made_field(Group(read, tuple(variables), log), default)
+    return _made_field(SettingGroup(read, tuple(variables), log), default)
 
 
 def identity(variable: str, role: str, description: str) -> str:
@@ -333,7 +343,7 @@ def documented(descriptions: Mapping[str, str]) -> tuple[Setting, ...]:
     return tuple(Setting(variable, text) for variable, text in descriptions.items())
 
 
-def declared(kind: type) -> dict[str, Setting | Group]:
+def declared(kind: type) -> dict[str, Setting | SettingGroup]:
     """Return the declarations in a dataclass by the names of their fields."""
     return {one.name: one.metadata[_KEY] for one in fields(kind) if _KEY in one.metadata}
 
@@ -406,7 +416,7 @@ def _field(setting: Setting, default: T) -> T:
     return field(default=default, repr=not setting.is_secret, metadata={_KEY: setting})
 
 
-def _made_field(setting: Setting | Group, default: Callable[[], T]) -> T:
+def _made_field(setting: Setting | SettingGroup, default: Callable[[], T]) -> T:
     return field(default_factory=default, metadata={_KEY: setting})
 
 

@@ -76,7 +76,7 @@ class BundleError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class BundleFile:
     """A file of the bundle: its path there, bytes, and sha256."""
 
     name: str
@@ -85,12 +85,12 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class BundleManifest:
     key: str
     """Digest of the requested contents."""
     asked: tuple[str, ...]
     """Requested pins, as `name==version`."""
-    files: tuple[Packed, ...]
+    files: tuple[BundleFile, ...]
 
     @property
     def bytes(self) -> int:
@@ -100,15 +100,15 @@ class Manifest:
         return json.dumps(asdict(self), indent=1)
 
     @staticmethod
-    def from_json(text: str) -> Manifest:
+    def from_json(text: str) -> BundleManifest:
         """Read a manifest. Raises BundleError if it is invalid."""
         try:
             reported = json.loads(text)
             files = tuple(
-                Packed(str(one["name"]), int(one["bytes"]), str(one["sha256"]))
+                BundleFile(str(one["name"]), int(one["bytes"]), str(one["sha256"]))
                 for one in reported["files"]
             )
-            return Manifest(str(reported["key"]), tuple(map(str, reported["asked"])), files)
+            return BundleManifest(str(reported["key"]), tuple(map(str, reported["asked"])), files)
         except (ValueError, KeyError, TypeError) as error:
             raise BundleError(
                 f"{MANIFEST} cannot be read ({error}): remove .gpu/bundle and run make gpu again"
@@ -139,12 +139,12 @@ def bundle_key(asked: Iterable[str]) -> str:
     return hashlib.sha256("\n".join([*asked, Path(__file__).read_text()]).encode()).hexdigest()[:16]
 
 
-def current(folder: Path, key: str) -> Manifest | None:
+def current(folder: Path, key: str) -> BundleManifest | None:
     """Return the manifest of a complete bundle for `key`; None if there is none."""
     path = folder / MANIFEST
     if not path.is_file():
         return None
-    manifest = Manifest.from_json(path.read_text())
+    manifest = BundleManifest.from_json(path.read_text())
     whole = all(
         (folder / file.name).is_file() and (folder / file.name).stat().st_size == file.bytes
         for file in manifest.files
@@ -152,18 +152,18 @@ def current(folder: Path, key: str) -> Manifest | None:
     return manifest if manifest.key == key and whole else None
 
 
-def listed(folder: Path, key: str, asked: Sequence[str]) -> Manifest:
+def listed(folder: Path, key: str, asked: Sequence[str]) -> BundleManifest:
     """Return the manifest of the folder's files, largest first."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST]
     packed = [
-        Packed(
+        BundleFile(
             str(path.relative_to(folder)),
             path.stat().st_size,
             hashlib.sha256(path.read_bytes()).hexdigest(),
         )
         for path in files
     ]
-    return Manifest(
+    return BundleManifest(
         key, tuple(asked), tuple(sorted(packed, key=lambda one: (-one.bytes, one.name)))
     )
 
@@ -177,7 +177,7 @@ def tree_bytes() -> int:
     return sum(path.stat().st_size for name in names if name and (path := ROOT / name).is_file())
 
 
-def check_size(manifest: Manifest, limit: int) -> None:
+def check_size(manifest: BundleManifest, limit: int) -> None:
     """Raise BundleError, with the largest files, if the bundle has more than `limit` bytes."""
     if manifest.bytes > limit:
         largest = ", ".join(f"{one.name} {one.bytes / 2**20:.1f} MiB" for one in manifest.files[:3])
@@ -302,7 +302,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     archive.addfile(entry, io.BytesIO(content))
 
 
-def pack(asked: Sequence[str], redis: str, folder: Path, progress: Progress) -> Manifest:
+def pack(asked: Sequence[str], redis: str, folder: Path, progress: Progress) -> BundleManifest:
     """Pack everything. The folder is replaced only if packing succeeds within the size limit."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
@@ -327,7 +327,7 @@ def pack(asked: Sequence[str], redis: str, folder: Path, progress: Progress) -> 
     return manifest
 
 
-def manifest_table(manifest: Manifest) -> Table:
+def manifest_table(manifest: BundleManifest) -> Table:
     table = Table(
         title=f"{len(manifest.files)} files, {manifest.bytes / 2**20:.1f} MiB", title_justify="left"
     )

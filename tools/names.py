@@ -43,7 +43,7 @@ _NOT_OURS: Final = frozenset({"default", "shoal_mesh", "PR_SET_PDEATHSIG"})
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownNames:
     """The names that exist."""
 
     words: frozenset[str]
@@ -56,10 +56,10 @@ class Known:
     """First parts of the names of keys in Redis."""
 
     @staticmethod
-    def from_repository(texts: Mapping[str, str]) -> Known:
+    def from_repository(texts: Mapping[str, str]) -> KnownNames:
         code = [text for file, text in texts.items() if not file.endswith(".md")]
         python = "\n".join(text for file, text in texts.items() if file.endswith(".py"))
-        return Known(
+        return KnownNames(
             words=frozenset(word for text in code for word in _WORD.findall(text)),
             reasons=frozenset({"OK", *_reasons(ShoalError), *_reasons(ClientError)}),
             series=frozenset(_series()),
@@ -72,7 +72,7 @@ def main() -> None:
     texts = {file: (ROOT / file).read_text("utf-8", "replace") for file in tracked_files()}
     checked = {file: text for file, text in texts.items() if _CHECKED.fullmatch(file)}
     code = texts.keys() - checked.keys() - {_GENERATOR}
-    known = Known.from_repository({file: texts[file] for file in code})
+    known = KnownNames.from_repository({file: texts[file] for file in code})
     faults = [fault for file in sorted(checked) for fault in unknown(file, checked[file], known)]
     for fault in faults:
         print(fault)
@@ -81,7 +81,7 @@ def main() -> None:
     print("all reasons, metrics, keys and settings referred to exist")
 
 
-def unknown(file: str, text: str, known: Known) -> Iterator[str]:
+def unknown(file: str, text: str, known: KnownNames) -> Iterator[str]:
     """Yield names in a file that do not exist, each as `file:line: name`."""
     for number, line in enumerate(text.splitlines(), 1):
         named = [

@@ -1,8 +1,9 @@
 """`python -m tools.prose [--count] [PATH ...]`: check names and sentences against the style rules.
 
 This is part of `make check`. It reads comments, docstrings and messages of Python files, comments
-of Lua and proto files, and the sentences of Markdown pages, not their tables and headings. In
-tests, string literals are data and are not read. Code in backticks and fenced blocks is skipped.
+of JavaScript, Lua, proto and YAML files, and the sentences of Markdown pages, not their tables and
+headings. In tests, string literals are data and are not read. Code in backticks and fenced blocks
+is skipped.
 
 A line that must keep such a word (a quotation, a third party's text) is listed in `_ALLOWED`.
 """
@@ -39,6 +40,7 @@ _WORDS: Final = {
     r"whose": "two sentences",
     r"mend(?:s|ed|ing)?": "fix",
     r"pictures?": "image",
+    r"(?:takes?|took|taking) the places? of": "replace",
     r"of (?:(?:its|their|our|his|your) own|ours|theirs)": "its, our, their",
     r"there (?:is|are|was|were) no\b": "no … exists",
     r"(?:is|are) no (?!longer\b|more\b|less\b|\w+er\b|worse\b)\w+": "is not a",
@@ -263,8 +265,11 @@ def _git(*arguments: str) -> str:
 _READERS: Final[dict[str, Reader]] = {
     ".py": python_findings,
     ".md": markdown_findings,
+    ".js": comment_findings("//"),
     ".lua": comment_findings("--"),
     ".proto": comment_findings("//"),
+    ".yaml": comment_findings("#"),
+    ".yml": comment_findings("#"),
 }
 
 if __name__ == "__main__":

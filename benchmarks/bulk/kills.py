@@ -69,7 +69,7 @@ class Phase:
 
 
 @dataclass(slots=True)
-class Found:
+class KillsResult:
     """The results of a run.
 
     Attributes:
@@ -102,7 +102,7 @@ class Found:
         return fifths[1] / fifths[0] if all(fifths) else float("nan")
 
 
-class Asker:
+class TextsAsker:
     """Sends single texts at random times, whether or not earlier ones are answered."""
 
     def __init__(self, client: shoal.AsyncClient, model: str, per_second: float) -> None:
@@ -136,7 +136,9 @@ class Asker:
 class Run:
     """One run of all phases."""
 
-    def __init__(self, cluster: Cluster, job: SubmittedJob, asker: Asker, found: Found) -> None:
+    def __init__(
+        self, cluster: Cluster, job: SubmittedJob, asker: TextsAsker, found: KillsResult
+    ) -> None:
         self._cluster, self._job, self._asker, self.found = cluster, job, asker, found
 
     async def phases(
@@ -238,8 +240,8 @@ async def _check(job: SubmittedJob, client: shoal.AsyncClient, texts: list[str])
 async def measured(
     rows: int, seconds: float, kill_seconds: float, per_second: float, chunk_rows: int,
     console: Console,
-) -> Found:  # fmt: skip
-    found = Found(rows)
+) -> KillsResult:  # fmt: skip
+    found = KillsResult(rows)
     texts = [f"{number} small boats in the harbour" for number in range(rows)]
     columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeRemainingColumn())
     with (
@@ -253,13 +255,13 @@ async def measured(
                 await client.encode(MINILM_ID, texts[:512], timeout=TIMEOUT_SECONDS)
                 for _ in cluster.workers:
                     await client.models.load(MINILM_ID)
-                run = Run(cluster, job, Asker(client, MINILM_ID, per_second), found)
+                run = Run(cluster, job, TextsAsker(client, MINILM_ID, per_second), found)
                 await run.phases(seconds, kill_seconds, progress, bar)
                 found.error = await _check(job, client, texts)
     return found
 
 
-def print_found(found: Found, console: Console) -> None:
+def print_found(found: KillsResult, console: Console) -> None:
     table = Table(title="single texts, milliseconds", title_justify="left")
     for heading in ("phase", "answered", "failed", "p50", "p99", "p99 / without the job", ""):
         table.add_column(heading, justify="left" if heading == "phase" else "right")

@@ -29,9 +29,9 @@ from pyarrow import parquet
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from shoal.bulk.engine import Job, create
+from shoal.bulk.engine import JobRun, create
 from shoal.bulk.places import place
-from shoal.bulk.spec import Limits, Recipe
+from shoal.bulk.spec import BulkLimits, BulkRecipe
 
 from benchmarks.common.machine import busy_cores, machine
 from benchmarks.common.report import spread
@@ -51,7 +51,7 @@ SHORT, MIXED = "short texts", "mixed texts"
 
 
 @dataclass(slots=True)
-class Found:
+class ParquetResult:
     """Texts per second by gRPC, one more than rounds, by jobs, and by whole jobs."""
 
     requests: list[float] = field(default_factory=list)
@@ -86,11 +86,11 @@ async def run_job(
         folder = Path(name)
         repeated = list(islice(cycle(texts), rows))
         parquet.write_table(pyarrow.table({"text": repeated}), folder / "in.parquet")
-        recipe = Recipe("encode", MINILM_ID, chunk_rows=CHUNK_ROWS)
+        recipe = BulkRecipe("encode", MINILM_ID, chunk_rows=CHUNK_ROWS)
         began = time.perf_counter()
         where = place(str(folder / "out"))
-        manifest = create(where, str(folder / "in.parquet"), recipe, Limits())
-        done = await Job(where, manifest, client).run()
+        manifest = create(where, str(folder / "in.parquet"), recipe, BulkLimits())
+        done = await JobRun(where, manifest, client).run()
         seconds = time.perf_counter() - began
         assert (done.state, done.rows, done.failed) == ("completed", rows, 0), done.error
         parts = sorted(one.stat().st_mtime for one in (folder / "out").glob("part-*"))
@@ -98,8 +98,8 @@ async def run_job(
     return rows / steady, rows / seconds
 
 
-async def measured(rounds: int, seconds: float, console: Console) -> dict[str, Found]:
-    found = {SHORT: Found(), MIXED: Found()}
+async def measured(rounds: int, seconds: float, console: Console) -> dict[str, ParquetResult]:
+    found = {SHORT: ParquetResult(), MIXED: ParquetResult()}
     texts = {
         SHORT: [f"{number} small boats in the harbour" for number in range(TEXTS)],
         MIXED: real_texts(TEXTS, SEED).texts,
@@ -129,7 +129,7 @@ async def measured(rounds: int, seconds: float, console: Console) -> dict[str, F
     return found
 
 
-def print_found(found: dict[str, Found], console: Console) -> None:
+def print_found(found: dict[str, ParquetResult], console: Console) -> None:
     table = Table(title="texts per second: median (lowest-highest)", title_justify="left")
     for heading in ("texts", "gRPC", "job", "whole job", "job / gRPC", ""):
         table.add_column(heading, justify="left" if heading == "texts" else "right")

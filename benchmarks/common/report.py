@@ -36,7 +36,7 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class RunUsage:
     """Resources that the mesh used in one run.
 
     Attributes:
@@ -51,7 +51,7 @@ class Usage:
 
 
 @dataclass(slots=True)
-class Series:
+class SpeedSeries:
     """Seconds of each round for the same texts, and the lowest cosine of a vector to
     sentence-transformers' in float32.
 
@@ -63,12 +63,12 @@ class Series:
     name: Name
     seconds: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)
-    usage: list[Usage] = field(default_factory=list)
+    usage: list[RunUsage] = field(default_factory=list)
     cosine: float = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class IdleQuery:
     """One query at idle, in seconds: the client's waiting time, and for the mesh the stages in its
     answer.
     """
@@ -87,15 +87,15 @@ class Latency:
 
     engine: str
     dtype: str
-    rounds: list[list[Query]] = field(default_factory=list)
+    rounds: list[list[IdleQuery]] = field(default_factory=list)
 
     @property
-    def queries(self) -> list[Query]:
+    def queries(self) -> list[IdleQuery]:
         return [query for queries in self.rounds for query in queries]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ClosedLoop:
     """A closed loop through a router with a stub worker."""
 
     callers: int
@@ -118,7 +118,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class MeasuredTarget:
     """A bound and the measurement: the median over the rounds, and its range."""
 
     text: str
@@ -137,7 +137,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RunReport:
     """One run. `machine` and `notes` say where and under what conditions; `routed` are turns of a
     router with a stub worker.
     """
@@ -146,10 +146,10 @@ class Report:
     notes: list[str]
     texts: int
     tokens: int
-    series: list[Series]
+    series: list[SpeedSeries]
     latencies: list[Latency]
-    routed: list[Turn]
-    targets: list[Target]
+    routed: list[ClosedLoop]
+    targets: list[MeasuredTarget]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -159,8 +159,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def find(
-    series: Sequence[Series], engine: str, dtype: str, shape: str, layout: str = ""
-) -> Series | None:
+    series: Sequence[SpeedSeries], engine: str, dtype: str, shape: str, layout: str = ""
+) -> SpeedSeries | None:
     """The series of that name; `layout` empty: whichever."""
     for one in series:
         if (one.name.engine, one.name.dtype, one.name.shape) == (
@@ -172,19 +172,19 @@ def find(
     return None
 
 
-def ratios(fast: Series, slow: Series) -> tuple[float, ...]:
+def ratios(fast: SpeedSeries, slow: SpeedSeries) -> tuple[float, ...]:
     """Return the speed ratios round by round: neighbours in time, so that the machine's drift
     cancels.
     """
     return tuple(other / own for own, other in zip(fast.seconds, slow.seconds, strict=True))
 
 
-def forward_shares(series: Series) -> tuple[float, ...]:
+def forward_shares(series: SpeedSeries) -> tuple[float, ...]:
     """The mesh's speed as a share of the forward's alone, round by round."""
     return tuple(forward / own for own, forward in zip(series.seconds, series.beside, strict=True))
 
 
-def usage(cpu: Mapping[str, float], counted: Mapping[str, float], texts_a_token: float) -> Usage:
+def usage(cpu: Mapping[str, float], counted: Mapping[str, float], texts_a_token: float) -> RunUsage:
     """Return the resource usage of a run.
 
     Args:
@@ -199,7 +199,7 @@ def usage(cpu: Mapping[str, float], counted: Mapping[str, float], texts_a_token:
         for cause in ("starved", "turnaround")
     )
     whole = counted["shoal_device_busy_seconds_total"] + starved + turnaround
-    return Usage(
+    return RunUsage(
         {name: seconds / texts * 1e6 for name, seconds in spent.items()},
         starved / whole,
         turnaround / whole,
@@ -207,12 +207,12 @@ def usage(cpu: Mapping[str, float], counted: Mapping[str, float], texts_a_token:
 
 
 def targets(
-    series: Sequence[Series],
+    series: Sequence[SpeedSeries],
     latencies: Sequence[Latency],
     per_core: Mapping[int, Sequence[float]],
     threads: str,
     layout: str,
-) -> list[Target]:
+) -> list[MeasuredTarget]:
     """Return the targets that this run can decide.
 
     Args:
@@ -228,7 +228,7 @@ def targets(
                 for queries in latency.rounds
             )
             found.append(
-                Target(
+                MeasuredTarget(
                     f"a query at idle without its forward, p{share * 100:.0f}",
                     bound,
                     "ms",
@@ -239,14 +239,14 @@ def targets(
     found += _idle_targets(latencies)
     for callers, rates in per_core.items():
         found.append(
-            Target(
+            MeasuredTarget(
                 f"a router alone, {callers} callers: singles/s per core", 2500.0, "", tuple(rates)
             )
         )
     return found
 
 
-def _idle_targets(latencies: Sequence[Latency]) -> Iterator[Target]:
+def _idle_targets(latencies: Sequence[Latency]) -> Iterator[MeasuredTarget]:
     """Yield the mesh's latency at idle as a share of each server's."""
     own = next((one for one in latencies if one.engine == "mesh"), None)
     for other in latencies:
@@ -258,10 +258,12 @@ def _idle_targets(latencies: Sequence[Latency]) -> Iterator[Target]:
             for ours, theirs in zip(own.rounds, other.rounds, strict=True)
         )
         text = f"a query at idle, p50 / {other.engine} {other.dtype}"
-        yield Target(text, 1.0, "x", shares, at_most=True)
+        yield MeasuredTarget(text, 1.0, "x", shares, at_most=True)
 
 
-def _model_targets(series: Sequence[Series], threads: str, layout: str) -> Iterator[Target]:
+def _model_targets(
+    series: Sequence[SpeedSeries], threads: str, layout: str
+) -> Iterator[MeasuredTarget]:
     """The forward alone against others."""
     for dtype, bound in (("float32", 7.0), ("bfloat16", 2.8)):
         peer = find(series, "sentence-transformers", dtype, BATCHES)
@@ -280,12 +282,12 @@ def _model_targets(series: Sequence[Series], threads: str, layout: str) -> Itera
             )
 
 
-def _mesh_targets(series: Sequence[Series], layout: str) -> Iterator[Target]:
+def _mesh_targets(series: Sequence[SpeedSeries], layout: str) -> Iterator[MeasuredTarget]:
     """The mesh's throughput, CPU and stalls."""
     own = {one.name.shape: one for one in series if one.name.engine == "mesh"}
     for shape, bound in (("1 x all", 0.92), (STEADY, 0.92), ("256 at once", 0.75)):
         if shape in own:
-            yield Target(
+            yield MeasuredTarget(
                 f"mesh, {shape} / forward alone, {layout}", bound, "x", forward_shares(own[shape])
             )
     singles = own.get("64 at once")
@@ -302,7 +304,7 @@ def _mesh_targets(series: Sequence[Series], layout: str) -> Iterator[Target]:
         if singles is not None and (role == "router" or layout.endswith(" 1")):
             spent = tuple(used.micros[role] / 1e3 for used in singles.usage)
             beyond = " beyond the forward" if role == "worker" else ""
-            yield Target(
+            yield MeasuredTarget(
                 f"CPU of the {role} for a single{beyond}, 64 at once",
                 bound,
                 "ms",
@@ -312,17 +314,17 @@ def _mesh_targets(series: Sequence[Series], layout: str) -> Iterator[Target]:
     for shape in ("1 x all", STEADY):
         if shape in own:
             stalled = tuple((used.starved + used.turnaround) * 100 for used in own[shape].usage)
-            yield Target(f"stalled devices, {shape}", 2.0, "%", stalled, at_most=True)
+            yield MeasuredTarget(f"stalled devices, {shape}", 2.0, "%", stalled, at_most=True)
 
 
 def _compared(
-    text: str, bound: float, fast: Series | None, slow: Series | None
-) -> Iterator[Target]:
+    text: str, bound: float, fast: SpeedSeries | None, slow: SpeedSeries | None
+) -> Iterator[MeasuredTarget]:
     if fast is not None and slow is not None:
-        yield Target(text, bound, "x", ratios(fast, slow))
+        yield MeasuredTarget(text, bound, "x", ratios(fast, slow))
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: RunReport, console: Console) -> None:
     console.print(", ".join(f"{key} {value}" for key, value in report.machine.items()), style="dim")
     console.print(
         _throughput(report),
@@ -340,7 +342,7 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
     return f"{median(values):,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
 
 
-def _throughput(report: Report) -> Table:
+def _throughput(report: RunReport) -> Table:
     baseline = find(report.series, "sentence-transformers", "float32", BATCHES)
     table = Table(
         title=f"Throughput: median of {len(report.series[0].seconds)} rounds (lowest-highest)",
@@ -371,7 +373,7 @@ def _throughput(report: Report) -> Table:
     return table
 
 
-def _usage(series: Sequence[Series]) -> Table:
+def _usage(series: Sequence[SpeedSeries]) -> Table:
     """Return the table of the mesh's resource usage."""
     roles = ("client", "router", "redis", "worker", "forward")
     table = Table(
@@ -397,7 +399,7 @@ def _usage(series: Sequence[Series]) -> Table:
     return table
 
 
-def _routed(turns: Sequence[Turn]) -> Table:
+def _routed(turns: Sequence[ClosedLoop]) -> Table:
     table = Table(title="A router with a stub worker", title_justify="left")
     for heading in (
         "callers",
@@ -450,7 +452,7 @@ def _latency(latencies: Sequence[Latency]) -> Table:
     return table
 
 
-def _targets(found: Sequence[Target]) -> Table:
+def _targets(found: Sequence[MeasuredTarget]) -> Table:
     table = Table(title="Targets: medians of the rounds' own ratios", title_justify="left")
     for heading in ("target", "bound", "measured", ""):
         table.add_column(heading, justify="left" if heading in ("target", "") else "right")
@@ -462,7 +464,7 @@ def _targets(found: Sequence[Target]) -> Table:
     return table
 
 
-def to_json(report: Report) -> dict[str, object]:
+def to_json(report: RunReport) -> dict[str, object]:
     """All of it, seconds of every round and query included."""
     return {
         "machine": report.machine,
@@ -486,7 +488,7 @@ def to_json(report: Report) -> dict[str, object]:
     }
 
 
-def _series_json(series: Series, report: Report) -> dict[str, object]:
+def _series_json(series: SpeedSeries, report: RunReport) -> dict[str, object]:
     name = series.name
     middle = median(series.seconds)
     return {

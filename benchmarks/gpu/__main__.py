@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.gpu.report import LOG_BYTES, Report, read, tree_name
+from benchmarks.gpu.report import LOG_BYTES, StepReport, read, tree_name
 from benchmarks.gpu.steps import BY_NAME, STEPS, Step
 from libs import memory
 
@@ -83,7 +83,7 @@ def main() -> int:
         seed(given.seed, options.state)
     ends = time.monotonic() + given.seconds
 
-    def run(step: Step) -> Report:
+    def run(step: Step) -> StepReport:
         report = run_step(
             step, options, min(given.step_seconds or step.seconds, ends - time.monotonic())
         )
@@ -120,7 +120,7 @@ def collect(options: Options) -> None:
     partial.replace(options.out / "reports.json")
 
 
-def run_step(step: Step, options: Options, seconds: float) -> Report:
+def run_step(step: Step, options: Options, seconds: float) -> StepReport:
     """Its report, whatever became of it."""
     file = options.state / f"{step.name}.json"
     tree = tree_name(step.covers)
@@ -128,7 +128,7 @@ def run_step(step: Step, options: Options, seconds: float) -> Report:
     if before is not None and before.status in ("done", "skipped"):
         return before
     if seconds < MIN_SECONDS:
-        left = before or Report(step.name, tree=tree)
+        left = before or StepReport(step.name, tree=tree)
         left.status, left.reason = "partial", "not begun: out of time"
         left.write(options.state)
         return left
@@ -148,7 +148,7 @@ def run_step(step: Step, options: Options, seconds: float) -> Report:
     with tempfile.NamedTemporaryFile(prefix=f"{step.name}-", suffix=".log") as log:
         began = time.monotonic()
         verdict = _run(command, step_environment(step), Path(log.name), seconds)
-        report = _earlier(file, options, tree) or Report(step.name, status="failed", tree=tree)
+        report = _earlier(file, options, tree) or StepReport(step.name, status="failed", tree=tree)
         report.log_tail = Path(log.name).read_bytes()[-LOG_BYTES:].decode(errors="replace")
     report.seconds = round(time.monotonic() - began, 1)
     if verdict == "killed":
@@ -161,7 +161,7 @@ def run_step(step: Step, options: Options, seconds: float) -> Report:
     return report
 
 
-def _earlier(file: Path, options: Options, tree: str) -> Report | None:
+def _earlier(file: Path, options: Options, tree: str) -> StepReport | None:
     """The report of an earlier or of the present run, unless it is not to be gone on with."""
     if options.again and file.exists() and file.stat().st_mtime < _BEGAN:
         return None

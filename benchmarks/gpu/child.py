@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.gpu.context import NotHere, open_context
-from benchmarks.gpu.report import Report, read, tree_name
+from benchmarks.gpu.report import StepReport, read, tree_name
 from benchmarks.gpu.steps import BY_NAME
 
 
@@ -31,7 +31,7 @@ def main() -> int:
             given.step, given.device, is_tiny=given.tiny, seconds=given.seconds, folder=given.state
         )
     except NotHere as error:
-        Report(given.step, status="skipped", reason=str(error), tree=tree).write(given.state)
+        StepReport(given.step, status="skipped", reason=str(error), tree=tree).write(given.state)
         return 0
     report = context.report
     report.tree, report.began = tree, datetime.now(UTC).isoformat(timespec="seconds")
@@ -52,7 +52,7 @@ def main() -> int:
     return 0
 
 
-def _earlier(file: Path) -> Report | None:
+def _earlier(file: Path) -> StepReport | None:
     try:
         return read(file)
     except (OSError, ValueError, TypeError):

@@ -18,7 +18,7 @@ from typing import Final
 import torch
 
 from benchmarks.gpu import roofline
-from benchmarks.gpu.report import NO_CUDA, Report, Row, Target
+from benchmarks.gpu.report import NO_CUDA, Row, StepReport, StepTarget
 
 # Dense bfloat16 FLOP/s without sparsity, from NVIDIA's datasheets, by a part of torch's name of the
 # device; the first that fits.
@@ -44,7 +44,7 @@ class NotHere(Exception):
 
 
 @dataclass(slots=True)
-class Context:
+class StepContext:
     """The device, limits and report of a step."""
 
     device: torch.device
@@ -52,7 +52,7 @@ class Context:
     """Whether sizes are for a rehearsal."""
     ends: float
     """The time at which the step must be through, on the monotonic clock."""
-    report: Report
+    report: StepReport
     folder: Path
     """The folder into which the report is written after each row."""
     kept: frozenset[str] = field(default_factory=frozenset)
@@ -119,7 +119,7 @@ class Context:
     ) -> None:
         """Say whether a target is met. Rehearsals meet none and miss none."""
         self.report.targets.append(
-            Target(target, bound, unit, None if self.report.is_rehearsal else measured, at_most)
+            StepTarget(target, bound, unit, None if self.report.is_rehearsal else measured, at_most)
         )
         self.save()
 
@@ -144,15 +144,19 @@ class Context:
         return time.perf_counter() - began
 
 
-def open_context(step: str, device: str, *, is_tiny: bool, seconds: float, folder: Path) -> Context:
+def open_context(
+    step: str, device: str, *, is_tiny: bool, seconds: float, folder: Path
+) -> StepContext:
     """`device`: auto, cuda or cpu. Raises NotHere if cuda is asked for and not there."""
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
         raise NotHere(NO_CUDA)
     chosen = torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
     torch.backends.cudnn.allow_tf32 = False  # as in a worker
-    report = Report(step, is_rehearsal=is_tiny or chosen.type != "cuda", machine=machine(chosen))
-    return Context(chosen, is_tiny, time.monotonic() + seconds, report, folder)
+    report = StepReport(
+        step, is_rehearsal=is_tiny or chosen.type != "cuda", machine=machine(chosen)
+    )
+    return StepContext(chosen, is_tiny, time.monotonic() + seconds, report, folder)
 
 
 def peak(device: torch.device) -> float | None:

@@ -18,7 +18,7 @@ NEVER = 1 << 30
 
 
 @dataclass(slots=True)
-class Tally:
+class GraphTally:
     """Counts of graphs. All memory that they request is granted.
 
     Attributes:

@@ -14,8 +14,8 @@ from typing import Final
 import torch
 import transformers
 
-from benchmarks.gpu.context import Context
-from benchmarks.models.families import POSITIONS, PUBLISHED, Shape
+from benchmarks.gpu.context import StepContext
+from benchmarks.models.families import POSITIONS, PUBLISHED, FamilyShape
 from libs.models import PackedModel, load_model
 from tests.parity.checkpoints import random_model, write_tokenizer
 
@@ -27,7 +27,7 @@ FLOPS_SAY: Final = (
 )
 
 
-def shapes(context: Context, names: Sequence[str] = ()) -> list[Shape]:
+def shapes(context: StepContext, names: Sequence[str] = ()) -> list[FamilyShape]:
     """Return the shapes with these names, or all, in PUBLISHED's order; small ones of the same
     families for a rehearsal.
     """
@@ -35,7 +35,7 @@ def shapes(context: Context, names: Sequence[str] = ()) -> list[Shape]:
     return [tiny(shape) for shape in chosen] if context.is_tiny else chosen
 
 
-def tiny(shape: Shape) -> Shape:
+def tiny(shape: FamilyShape) -> FamilyShape:
     """Return a small model of the same family, for a rehearsal."""
     kept = {
         name: value
@@ -47,7 +47,7 @@ def tiny(shape: Shape) -> Shape:
     )
 
 
-def checkpoint(shape: Shape) -> tuple[Path, transformers.PreTrainedModel]:
+def checkpoint(shape: FamilyShape) -> tuple[Path, transformers.PreTrainedModel]:
     """Return the shape's directory, written by the first step that asks for it, and transformers'
     model in bfloat16 on the CPU.
     """
@@ -64,7 +64,7 @@ def checkpoint(shape: Shape) -> tuple[Path, transformers.PreTrainedModel]:
     return directory, model
 
 
-def write(shape: Shape, directory: Path) -> transformers.PreTrainedModel:
+def write(shape: FamilyShape, directory: Path) -> transformers.PreTrainedModel:
     """Write the checkpoint, and return transformers' model of it, in bfloat16 on the CPU."""
     model = random_model(
         shape.kind, hidden=shape.hidden, layers=shape.layers, heads=shape.heads,
@@ -76,7 +76,7 @@ def write(shape: Shape, directory: Path) -> transformers.PreTrainedModel:
     return model
 
 
-def loaded(shape: Shape, context: Context) -> PackedModel:
+def loaded(shape: FamilyShape, context: StepContext) -> PackedModel:
     """Return the shape's model on the device."""
     directory, _ = checkpoint(shape)
     model = load_model(directory, f"random/{shape.name}", context.device, torch.bfloat16)
@@ -84,7 +84,7 @@ def loaded(shape: Shape, context: Context) -> PackedModel:
     return model
 
 
-def flops(model: transformers.PreTrainedModel, shape: Shape, lengths: Sequence[int]) -> float:
+def flops(model: transformers.PreTrainedModel, shape: FamilyShape, lengths: Sequence[int]) -> float:
     """Return the FLOPs of one forward pass over sequences of these lengths, counted as FLOPS_SAY
     says.
     """
@@ -110,7 +110,9 @@ def flops(model: transformers.PreTrainedModel, shape: Shape, lengths: Sequence[i
     return 2.0 * weights * sum(lengths) + 4.0 * shape.heads * size * keys
 
 
-def _sight(config: transformers.PretrainedConfig, shape: Shape) -> list[tuple[bool, int | None]]:
+def _sight(
+    config: transformers.PretrainedConfig, shape: FamilyShape
+) -> list[tuple[bool, int | None]]:
     """Return for each layer if it is causal, and how many keys its window has."""
     causal = shape.kind in ("qwen2", "qwen3", "llama", "mistral")
     window = getattr(config, "local_attention", None) or getattr(config, "sliding_window", None)

@@ -22,7 +22,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent.parent
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class StepTarget:
     """A bound and the measurement.
 
     Attributes:
@@ -43,7 +43,7 @@ class Target:
 
 
 @dataclass(slots=True)
-class Report:
+class StepReport:
     """The results of one step.
 
     Attributes:
@@ -63,7 +63,7 @@ class Report:
     began: str = ""
     seconds: float = 0.0
     rows: list[Row] = field(default_factory=list)
-    targets: list[Target] = field(default_factory=list)
+    targets: list[StepTarget] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     log_tail: str = ""
 
@@ -113,17 +113,17 @@ class Report:
         return f"{self.step:9} {self.status}{reason}, {self.seconds:.0f} s, {counts}{verdict}"
 
 
-def read(path: Path) -> Report:
+def read(path: Path) -> StepReport:
     """Raise ValueError if the file is not a report of this schema."""
     reported = json.loads(path.read_text())
     if wrong := faults(reported):
         raise ValueError(f"{path}: {'; '.join(wrong)}")
     targets = [
-        Target(**{name: value for name, value in one.items() if name != "met"})
+        StepTarget(**{name: value for name, value in one.items() if name != "met"})
         for one in reported.pop("targets")
     ]
     reported.pop("schema")
-    return Report(targets=targets, **reported)
+    return StepReport(targets=targets, **reported)
 
 
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {

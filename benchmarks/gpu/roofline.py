@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.gpu.report import Row
-from benchmarks.models.families import PUBLISHED, Shape
+from benchmarks.models.families import PUBLISHED, FamilyShape
 
 TOLERANCE: Final = 0.2
 _BYTES: Final = 2
@@ -86,7 +86,7 @@ class _Sizes:
     is_gated: bool
 
     @staticmethod
-    def of_shape(shape: Shape) -> _Sizes:
+    def of_shape(shape: FamilyShape) -> _Sizes:
         config = shape.config
         head = _number(config.get("head_dim"), shape.hidden // shape.heads)
         kv_heads = _number(config.get("num_key_value_heads"), shape.heads)
@@ -131,7 +131,7 @@ def compared(row: Row, predicted: Mapping[str, float]) -> Row:
     }
 
 
-def batch_seconds(gpu: Gpu, shape: Shape, lengths: Sequence[int]) -> float:
+def batch_seconds(gpu: Gpu, shape: FamilyShape, lengths: Sequence[int]) -> float:
     """Return the device's time for a forward pass over these sequences."""
     sizes = _Sizes.of_shape(shape)
     tokens = sum(lengths)
@@ -145,14 +145,14 @@ def batch_seconds(gpu: Gpu, shape: Shape, lengths: Sequence[int]) -> float:
     return _seconds(gpu, shape, layer)
 
 
-def query_seconds(gpu: Gpu, shape: Shape, tokens: int, queries: int = 1) -> float:
+def query_seconds(gpu: Gpu, shape: FamilyShape, tokens: int, queries: int = 1) -> float:
     """Return the time of a forward pass of short queries from a CUDA graph, until the answer is on
     the host.
     """
     return gpu.host_seconds + batch_seconds(gpu, shape, [tokens] * queries)
 
 
-def step_seconds(gpu: Gpu, shape: Shape, sequences: int, keys: int) -> float:
+def step_seconds(gpu: Gpu, shape: FamilyShape, sequences: int, keys: int) -> float:
     """Return the time of a decode step from a CUDA graph, for sequences of `keys` tokens each."""
     sizes = _Sizes.of_shape(shape)
     read = _BYTES * sequences * keys * 2 * sizes.keys
@@ -170,20 +170,20 @@ def swap_seconds(gpu: Gpu, weights_bytes: int) -> float:
     return weights_bytes / gpu.host_copy
 
 
-def mfu(gpu: Gpu, shape: Shape, lengths: Sequence[int], peak: float) -> float:
+def mfu(gpu: Gpu, shape: FamilyShape, lengths: Sequence[int], peak: float) -> float:
     """Return the share of the datasheet's FLOP/s that linear layers and attention use."""
     sizes = _Sizes.of_shape(shape)
     useful = 2.0 * sizes.weights * sum(lengths) + 4.0 * sizes.queries * sum(n * n for n in lengths)
     return shape.layers * useful / batch_seconds(gpu, shape, lengths) / peak
 
 
-def weights_bytes(shape: Shape) -> int:
+def weights_bytes(shape: FamilyShape) -> int:
     """Return the bytes of a model's layers and token table."""
     layers = shape.layers * _Sizes.of_shape(shape).weights
     return _BYTES * (layers + shape.vocabulary * shape.hidden)
 
 
-def _seconds(gpu: Gpu, shape: Shape, layer: Sequence[_Kernel]) -> float:
+def _seconds(gpu: Gpu, shape: FamilyShape, layer: Sequence[_Kernel]) -> float:
     return (
         shape.layers * sum(kernel.seconds(gpu) for kernel in layer)
         + _WHOLE_FORWARD_KERNELS * gpu.kernel_seconds

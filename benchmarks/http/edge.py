@@ -76,7 +76,7 @@ Ask = Callable[[str], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class LoopResult:
     """The results of a closed loop. Times in seconds.
 
     Attributes:
@@ -91,7 +91,7 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Queries:
+class QueryRounds:
     """Seconds of single queries, of all rounds, both ways in turns."""
 
     http: list[float] = field(default_factory=list)
@@ -103,12 +103,12 @@ class Queries:
 
 
 @dataclass(slots=True)
-class Report:
+class EdgeReport:
     """`rates`: texts/s of each round, by engine and shape."""
 
-    turns: list[Turn] = field(default_factory=list)
-    stub: Queries = field(default_factory=Queries)
-    mesh: Queries = field(default_factory=Queries)
+    turns: list[LoopResult] = field(default_factory=list)
+    stub: QueryRounds = field(default_factory=QueryRounds)
+    mesh: QueryRounds = field(default_factory=QueryRounds)
     rates: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -125,7 +125,7 @@ class Stubbed:
         self._load = load
         self._pids = {"edge": edge.pid, "stub router": router.pid, "connections": load.pid}
 
-    async def turn(self, connections: int, seconds: float) -> Turn:
+    async def turn(self, connections: int, seconds: float) -> LoopResult:
         body = json.dumps({"model": STUB_MODEL, "input": QUERIES[0], "encoding_format": "base64"})
         before = {name: cpu_seconds(pid) for name, pid in self._pids.items()}
         done = await self._load.ask(
@@ -133,7 +133,7 @@ class Stubbed:
         )
         spent = {name: cpu_seconds(pid) - before[name] for name, pid in self._pids.items()}
         micros = {name: value / done["answers"] * 1e6 for name, value in spent.items()}
-        return Turn(
+        return LoopResult(
             connections, done["answers"] / done["seconds"], done["p50"], done["p99"], micros
         )
 
@@ -170,7 +170,7 @@ async def stubbed() -> AsyncIterator[Stubbed]:
         yield Stubbed(edge, port, router, load)
 
 
-async def ask_in_turns(queries: Queries, by_http: Ask, by_grpc: Ask, count: int) -> None:
+async def ask_in_turns(queries: QueryRounds, by_http: Ask, by_grpc: Ask, count: int) -> None:
     """`count` queries each way. The first few are not counted: they find a processor's caches full
     of something else.
     """
@@ -208,9 +208,9 @@ def open_clients(
 
 async def measured(
     mix: Mix, rounds: int, seconds: float, queries: int, console: Console, *, with_infinity: bool
-) -> Report:
+) -> EdgeReport:
     """The whole run: starts everything, measures, stops everything."""
-    report = Report()
+    report = EdgeReport()
     workers, threads = layout(None, None)
     async with AsyncExitStack() as stack:
         console.print("starting", style="dim")
@@ -269,7 +269,7 @@ async def measured(
     return report
 
 
-def ratios(report: Report, one: str, other: str) -> list[float]:
+def ratios(report: EdgeReport, one: str, other: str) -> list[float]:
     return [
         first / second
         for first, second in zip(
@@ -278,7 +278,7 @@ def ratios(report: Report, one: str, other: str) -> list[float]:
     ]
 
 
-def show(report: Report, mix: Mix, console: Console) -> None:
+def show(report: EdgeReport, mix: Mix, console: Console) -> None:
     counts = list(dict.fromkeys(turn.connections for turn in report.turns))
     columns = [[turn for turn in report.turns if turn.connections == count] for count in counts]
     title = (
@@ -321,7 +321,7 @@ def show(report: Report, mix: Mix, console: Console) -> None:
     console.print(table)
 
 
-def targets(report: Report) -> list[tuple[str, str, bool | None]]:
+def targets(report: EdgeReport) -> list[tuple[str, str, bool | None]]:
     """Return each target, its measurement, and if it is met (None: it was not measured)."""
     added = report.mesh.added_p50 * 1e3
     tail = (quantile(report.mesh.http, 0.99) - quantile(report.mesh.grpc, 0.99)) * 1e3

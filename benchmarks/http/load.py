@@ -22,7 +22,7 @@ _LENGTH = b"content-length: "
 _END = b"\r\n\r\n"
 
 
-class Caller(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """One connection of a closed loop, until `end` (of time.perf_counter).
 
     Attributes:
@@ -88,7 +88,7 @@ async def closed_loop(
     begin = time.perf_counter()
     loop = asyncio.get_running_loop()
     made = [
-        loop.create_connection(lambda: Caller(request, begin + seconds), "127.0.0.1", port)
+        loop.create_connection(lambda: LoadConnection(request, begin + seconds), "127.0.0.1", port)
         for _ in range(connections)
     ]
     callers = [caller for _, caller in await asyncio.gather(*made)]

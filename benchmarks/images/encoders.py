@@ -53,7 +53,7 @@ _BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 1
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class EncoderShape:
     """The shape of a published model."""
 
     name: str
@@ -93,9 +93,9 @@ def _dinov2(layers: int) -> transformers.PreTrainedModel:
 
 
 SHAPES = (
-    Shape("CLIP B/32", _clip, transformers.CLIPImageProcessorPil(), 1.0),
-    Shape("SigLIP B/16", _siglip, transformers.SiglipImageProcessorPil(), 1.0),
-    Shape(
+    EncoderShape("CLIP B/32", _clip, transformers.CLIPImageProcessorPil(), 1.0),
+    EncoderShape("SigLIP B/16", _siglip, transformers.SiglipImageProcessorPil(), 1.0),
+    EncoderShape(
         "SigLIP 2 NaFlex",
         _naflex,
         transformers.Siglip2ImageProcessorPil(),
@@ -103,7 +103,7 @@ SHAPES = (
         mixed=True,
         pads=True,
     ),
-    Shape(
+    EncoderShape(
         "DINOv2 B/14",
         _dinov2,
         transformers.BitImageProcessorPil(size={"shortest_edge": 224}, do_center_crop=False),
@@ -114,7 +114,7 @@ SHAPES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparationSpeed:
     """Results of one shape and one format: images a second on one thread, and `decoding`, its share
     of Shoal's time.
     """
@@ -128,7 +128,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class EncoderSpeed:
     """Results of one shape and data type.
 
     Attributes:
@@ -173,7 +173,7 @@ def photographs(count: int) -> dict[str, list[bytes]]:
 
 
 def loaded(
-    shape: Shape, layers: int, dtype: str, device: torch.device
+    shape: EncoderShape, layers: int, dtype: str, device: torch.device
 ) -> tuple[ImageModel, transformers.PreTrainedModel]:
     """The same random weights in both."""
     torch.manual_seed(0)
@@ -186,8 +186,8 @@ def loaded(
 
 
 def prepare(
-    shape: Shape, model: ImageModel, kind: str, photos: Sequence[bytes], rounds: int
-) -> Prepared:
+    shape: EncoderShape, model: ImageModel, kind: str, photos: Sequence[bytes], rounds: int
+) -> PreparationSpeed:
     def theirs() -> object:
         return [
             shape.processor(Image.open(BytesIO(data)).convert("RGB"), return_tensors="pt")
@@ -200,7 +200,7 @@ def prepare(
     )
     decoding = decoding_seconds(photos)
     own, other = (len(photos) / median(seconds[name]) for name in ("shoal", "transformers"))
-    return Prepared(shape.name, kind, own, other, ratio(seconds), decoding * own)
+    return PreparationSpeed(shape.name, kind, own, other, ratio(seconds), decoding * own)
 
 
 def decoding_seconds(photos: Sequence[bytes]) -> float:
@@ -216,13 +216,13 @@ def prepare_sequences(model: ImageModel, photos: Sequence[bytes]) -> list[InputS
 
 
 def forward(
-    shape: Shape,
+    shape: EncoderShape,
     model: ImageModel,
     theirs: transformers.PreTrainedModel,
     photos: Sequence[bytes],
     rounds: int,
     dtype: str,
-) -> Forward:
+) -> EncoderSpeed:
     device = model.backbones[0].encoder.device
     sequences = prepare_sequences(model, photos)
     engines = {
@@ -232,7 +232,7 @@ def forward(
     seconds = take_turns(engines, rounds, device)
     own, other = (len(photos) / median(seconds[name]) for name in ("shoal", "transformers"))
     tokens = sum(sequence.tokens for sequence in sequences)
-    return Forward(
+    return EncoderSpeed(
         shape.name,
         dtype,
         tokens,
@@ -262,7 +262,7 @@ def packed_run(model: ImageModel, sequences: Sequence[InputSequence]) -> Callabl
 
 
 def reference_run(
-    shape: Shape,
+    shape: EncoderShape,
     model: transformers.PreTrainedModel,
     photos: Sequence[bytes],
     device: torch.device,
@@ -298,13 +298,13 @@ def ratio(seconds: Mapping[str, Sequence[float]]) -> float:
 
 
 def measure_forwards(
-    shapes: Sequence[Shape],
+    shapes: Sequence[EncoderShape],
     types: Sequence[str],
     photos: Sequence[bytes],
     rounds: int,
     layers: int,
     device: torch.device,
-) -> list[Forward]:
+) -> list[EncoderSpeed]:
     """Print each line when it is measured."""
     head = (
         f"{'forward, all threads':22} {'dtype':9} {'tokens':>7} {'images/s':>9} {'transf.':>8} "
@@ -326,8 +326,8 @@ def measure_forwards(
 
 
 def measure_preparing(
-    shapes: Sequence[Shape], photos: Mapping[str, list[bytes]], rounds: int
-) -> list[Prepared]:
+    shapes: Sequence[EncoderShape], photos: Mapping[str, list[bytes]], rounds: int
+) -> list[PreparationSpeed]:
     """Print each line when it is measured."""
     head = (
         f"{'prepare, one thread':22} {'format':9} {'images/s':>17} {'transf.':>8} {'x':>6} "

@@ -22,7 +22,7 @@ from statistics import median
 import torch
 from shoal import AsyncClient
 
-from benchmarks.images.encoders import Shape, packed_run, prepare_sequences
+from benchmarks.images.encoders import EncoderShape, packed_run, prepare_sequences
 from benchmarks.models.families import DTYPES
 from libs.models.images.loading import ImageModel, load_images
 from services.local.mesh import running
@@ -57,7 +57,7 @@ class InMesh:
 
 
 async def measure_mesh(
-    shapes: Sequence[Shape],
+    shapes: Sequence[EncoderShape],
     dtype: str,
     photos: Sequence[bytes],
     rounds: int,
@@ -83,7 +83,7 @@ async def measure_mesh(
 
 
 async def _measure(
-    shape: Shape,
+    shape: EncoderShape,
     dtype: str,
     photos: Sequence[bytes],
     rounds: int,

@@ -59,7 +59,7 @@ _QWEN_MARKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tower:
+class MeasuredTower:
     """An image tower to measure.
 
     Attributes:
@@ -149,13 +149,13 @@ def _qwen2_vl(folder: Path, layers: int) -> tuple[Any, Any]:
 
 
 TOWERS = (
-    Tower("Idefics3 (ColSmol)", _colsmol, "", 1.0),
-    Tower("Qwen2-VL", _qwen2_vl, "dense", 1.5),
+    MeasuredTower("Idefics3 (ColSmol)", _colsmol, "", 1.0),
+    MeasuredTower("Qwen2-VL", _qwen2_vl, "dense", 1.5),
 )
 
 
 def measure_pages(
-    towers: Sequence[Tower],
+    towers: Sequence[MeasuredTower],
     types: Sequence[str],
     photographs: Sequence[bytes],
     rounds: int,
@@ -181,7 +181,12 @@ def measure_pages(
 
 @torch.inference_mode()
 def pages(
-    tower: Tower, files: Sequence[bytes], rounds: int, layers: int, dtype: str, device: torch.device
+    tower: MeasuredTower,
+    files: Sequence[bytes],
+    rounds: int,
+    layers: int,
+    dtype: str,
+    device: torch.device,
 ) -> Pages:
     """Raise ValueError if both engines do not give the same rows."""
     with tempfile.TemporaryDirectory() as name:

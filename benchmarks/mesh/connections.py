@@ -48,7 +48,7 @@ from services.local.supervision.child import Child
 from services.local.supervision.environment import child_environment
 from services.local.workplace import workplace
 from services.router.inbox import REPLY_WAIT_SECONDS
-from services.router.state.view import View
+from services.router.state.view import RouterView
 from tests.support.redis_cluster import RedisCluster
 
 LANES: Final = [LaneKey("cpu", f"organization/model-{number}") for number in range(24)]
@@ -82,7 +82,7 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ConnectionCosts:
     """The costs with this many routers."""
 
     routers: int
@@ -114,13 +114,13 @@ class Result:
         )
 
 
-class Router:
+class IdleRouter:
     """The connections and loops of a router without requests."""
 
     def __init__(self, url: str, name: str, slots: int) -> None:
         self.redis = connect(url, slots=slots)
         self.lanes = Lanes(self.redis, router_id=name, dead_result=b"", slots=slots)
-        self._view = View(Fleet(self.redis))
+        self._view = RouterView(Fleet(self.redis))
         self.refreshes = self.wakeups = 0
         self.answers: dict[str, asyncio.Future[bytes]] = {}
         self._is_listening = asyncio.Event()
@@ -170,10 +170,10 @@ class Router:
             await asyncio.sleep(REFRESH_SECONDS)
 
 
-class Mesh:
+class ConnectedRouters:
     """Running routers, and the requests between them."""
 
-    def __init__(self, routers: Sequence[Router]) -> None:
+    def __init__(self, routers: Sequence[IdleRouter]) -> None:
         self.routers = routers
         self._numbers = count()
 
@@ -230,24 +230,26 @@ class Mesh:
         return [one["used_cpu_user"] + one["used_cpu_sys"] for one in used]
 
 
-async def measure(url: str, routers: int, slots: int, seconds: float, singles: int) -> Result:
+async def measure(
+    url: str, routers: int, slots: int, seconds: float, singles: int
+) -> ConnectionCosts:
     async with AsyncExitStack() as stack:
         probe = connect(url, slots=slots)
         stack.push_async_callback(probe.aclose)
         await _check(Lanes(probe, router_id="probe", dead_result=b"", slots=slots))
         before = await _clients(probe)
-        made = [Router(url, f"router-{number}", slots) for number in range(routers)]
+        made = [IdleRouter(url, f"router-{number}", slots) for number in range(routers)]
         for router in made:
             await stack.enter_async_context(router.running())
         masters = list_masters(made[0].redis)
         after = await _clients(made[0].redis)
-        mesh = Mesh(made)
+        mesh = ConnectedRouters(made)
         idle = await mesh.idle(seconds)
         await mesh.singles(singles // 10, idle, notify=True)
         single = await mesh.singles(singles, idle, notify=False)
         wakeup = (await mesh.singles(singles, idle, notify=True)).without(single, 1)
         wakeup = Spent(wakeup.redis, wakeup.own / routers)
-        return Result(
+        return ConnectionCosts(
             routers,
             len(masters),
             after[0] - before[0],
@@ -279,7 +281,9 @@ async def _clients(redis: Redis) -> tuple[int, int]:
     return connections, memory
 
 
-async def _single_redis(routers: Sequence[int], seconds: float, singles: int) -> list[Result]:
+async def _single_redis(
+    routers: Sequence[int], seconds: float, singles: int
+) -> list[ConnectionCosts]:
     results = []
     for number in routers:
         with workplace(None) as place:
@@ -292,7 +296,7 @@ async def _single_redis(routers: Sequence[int], seconds: float, singles: int) ->
     return results
 
 
-def _clusters(masters: Sequence[int], seconds: float, singles: int) -> list[Result]:
+def _clusters(masters: Sequence[int], seconds: float, singles: int) -> list[ConnectionCosts]:
     results = []
     for number in masters:
         with RedisCluster(masters=number) as nodes:
@@ -301,12 +305,12 @@ def _clusters(masters: Sequence[int], seconds: float, singles: int) -> list[Resu
     return results
 
 
-def _show(result: Result) -> None:
+def _show(result: ConnectionCosts) -> None:
     """Print a result as soon as it is measured: many routers take minutes."""
     print(json.dumps(asdict(result)), flush=True, file=sys.stderr)
 
 
-def _table(title: str, results: Sequence[Result]) -> Table:
+def _table(title: str, results: Sequence[ConnectionCosts]) -> Table:
     table = Table(title=title)
     for name in (
         "routers",

@@ -35,7 +35,7 @@ from shoal import AsyncClient
 from benchmarks.common.machine import machine
 from benchmarks.common.processes import cpu_seconds
 from benchmarks.common.texts import MINILM_ID
-from benchmarks.mesh.throughput import FORWARD_CPU, METRICS, QUERIES, Meter
+from benchmarks.mesh.throughput import FORWARD_CPU, METRICS, QUERIES, ResourceMeter
 from services.local.mesh import running
 from services.local.settings import Settings, known_models
 
@@ -61,7 +61,7 @@ _STAGES: Final[tuple[tuple[str, str], ...]] = (
 
 
 @dataclass(slots=True)
-class Cost:
+class SendingCost:
     """The cost of one way of sending requests.
 
     Attributes:
@@ -163,14 +163,14 @@ async def ask(client: AsyncClient, callers: int, requests: int) -> None:
     await asyncio.gather(*(caller() for _ in range(callers)))
 
 
-async def measure(callers: list[int], requests: int, *, profile: bool) -> list[Cost]:
+async def measure(callers: list[int], requests: int, *, profile: bool) -> list[SendingCost]:
     settings = Settings(port=0, workers=1, threads=1, models=known_models([], {}), dtype="bfloat16")
     settings = replace(settings, environment=METRICS)
     costs = []
     async with running(settings) as mesh, AsyncClient(mesh.address) as client:
         await client.models.load(MINILM_ID)
         pids = {"client": os.getpid(), **mesh.supervisor.pids}
-        meter = Meter(mesh.supervisor.pids)
+        meter = ResourceMeter(mesh.supervisor.pids)
         await ask(client, 8, 200)
         for count in callers:
             await ask(client, count, 2 * count)
@@ -189,7 +189,7 @@ async def measure(callers: list[int], requests: int, *, profile: bool) -> list[C
                 forward = (meter.workers()[FORWARD_CPU] - forward) / requests * 1e6
             micros["worker beyond the forward"] = micros["worker-0"] - forward
             costs.append(
-                Cost(
+                SendingCost(
                     count,
                     requests,
                     seconds,
@@ -205,7 +205,7 @@ def _shares(micros: float, samples: Counter[str]) -> dict[str, float]:
     return {stage: micros * count / whole for stage, count in samples.most_common()}
 
 
-def show(costs: list[Cost], console: Console) -> None:
+def show(costs: list[SendingCost], console: Console) -> None:
     table = Table(
         "process",
         *(f"{cost.callers} at once" if cost.callers > 1 else "one after another" for cost in costs),

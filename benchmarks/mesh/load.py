@@ -28,7 +28,7 @@ READY_SECONDS = 120.0
 ANSWER_SECONDS = 60.0
 
 
-class Load:
+class TextLoad:
     """Requests of one text to a router.
 
     Args:
@@ -87,8 +87,8 @@ def main(address: str, model: str, unary: bool = False) -> None:
     """Answer lines until the input ends."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 
-        async def made() -> Load:
-            load = Load(address, model, unary=unary)
+        async def made() -> TextLoad:
+            load = TextLoad(address, model, unary=unary)
             await load.ready()
             return load
 

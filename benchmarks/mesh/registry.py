@@ -55,33 +55,35 @@ SAMPLE = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class RegistryCost:
     """Seconds of CPU of the router and of Redis, and bytes that Redis received and sent."""
 
     router_seconds: float
     redis_seconds: float
     bytes: float
 
-    def times(self, count: float) -> Cost:
-        return Cost(*(getattr(self, name) * count for name in Cost.__dataclass_fields__))
+    def times(self, count: float) -> RegistryCost:
+        return RegistryCost(
+            *(getattr(self, name) * count for name in RegistryCost.__dataclass_fields__)
+        )
 
-    def plus(self, other: Cost) -> Cost:
-        names = Cost.__dataclass_fields__
-        return Cost(*(getattr(self, name) + getattr(other, name) for name in names))
+    def plus(self, other: RegistryCost) -> RegistryCost:
+        names = RegistryCost.__dataclass_fields__
+        return RegistryCost(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RegistryResult:
     """The costs with this many workers, each with this many models on its disk."""
 
     workers: int
     models: int
-    quiet: Cost
-    changed: Cost
-    refresh: Cost
-    change: Cost
+    quiet: RegistryCost
+    changed: RegistryCost
+    refresh: RegistryCost
+    change: RegistryCost
     """Cost of each change in a refresh."""
-    first: Cost
+    first: RegistryCost
     """Cost of the first read."""
     redis_bytes: int
     router_bytes: int
@@ -100,7 +102,7 @@ class Result:
         )
 
 
-class Workers:
+class RegistryWorkers:
     """The heartbeats of all workers."""
 
     def __init__(self, workers: int, models: int) -> None:
@@ -181,9 +183,9 @@ def _heartbeat(number: int, models: int) -> worker_pb2.HeartbeatRequest:
     )
 
 
-async def measure(redis: Redis, workers: int, models: int, rounds: int) -> Result:
+async def measure(redis: Redis, workers: int, models: int, rounds: int) -> RegistryResult:
     await redis.flushall()
-    all_workers = Workers(workers, models)
+    all_workers = RegistryWorkers(workers, models)
     # The router of the heartbeats, and another that only reads: it has applied none themselves.
     fleet, other = (Fleet(redis, ttl_ms=3_600_000) for _ in range(2))
     for heartbeat in all_workers.next(workers):
@@ -199,8 +201,8 @@ async def measure(redis: Redis, workers: int, models: int, rounds: int) -> Resul
     # As in a service: the collector seldom visits records that live long.
     gc.freeze()
     count, kinds = min(workers, SAMPLE), ("quiet", "changed")
-    beats: dict[str, list[Cost]] = {kind: [] for kind in kinds}
-    reads: dict[str, list[Cost]] = {kind: [] for kind in kinds}
+    beats: dict[str, list[RegistryCost]] = {kind: [] for kind in kinds}
+    reads: dict[str, list[RegistryCost]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
         for kind in kinds:
             await _hear_all(redis)
@@ -223,7 +225,7 @@ async def measure(redis: Redis, workers: int, models: int, rounds: int) -> Resul
         )
     quiet, changed = (_median(beats[kind]) for kind in kinds)
     sizes = memory["used_memory"], router_bytes
-    return Result(workers, models, quiet, changed, refresh, change, first, *sizes)
+    return RegistryResult(workers, models, quiet, changed, refresh, change, first, *sizes)
 
 
 async def _hear_all(redis: Redis) -> None:
@@ -244,14 +246,14 @@ async def _report(fleet: Fleet, sent: Iterable[worker_pb2.HeartbeatRequest]) -> 
         await fleet.report(heartbeat)
 
 
-async def _cost(redis: Redis, work: Awaitable[object], count: int) -> Cost:
+async def _cost(redis: Redis, work: Awaitable[object], count: int) -> RegistryCost:
     """Await the work and return its cost divided by `count`."""
     before = await _counters(redis)
     own = time.process_time()
     await work
     own = time.process_time() - own
     after = await _counters(redis)
-    return Cost(own / count, (after[0] - before[0]) / count, (after[1] - before[1]) / count)
+    return RegistryCost(own / count, (after[0] - before[0]) / count, (after[1] - before[1]) / count)
 
 
 async def _counters(redis: Redis) -> tuple[float, int]:
@@ -263,13 +265,13 @@ async def _counters(redis: Redis) -> tuple[float, int]:
     )
 
 
-def _median(costs: Sequence[Cost]) -> Cost:
-    return Cost(
-        *(median(getattr(one, name) for one in costs) for name in Cost.__dataclass_fields__)
+def _median(costs: Sequence[RegistryCost]) -> RegistryCost:
+    return RegistryCost(
+        *(median(getattr(one, name) for one in costs) for name in RegistryCost.__dataclass_fields__)
     )
 
 
-def _measured(results: Sequence[Result]) -> Table:
+def _measured(results: Sequence[RegistryResult]) -> Table:
     table = Table(title="measured: CPU of a router / of Redis, bytes to and from Redis")
     for name in (
         "workers",
@@ -299,7 +301,7 @@ def _measured(results: Sequence[Result]) -> Table:
     return table
 
 
-def _derived(results: Sequence[Result], routers: Sequence[int]) -> Table:
+def _derived(results: Sequence[RegistryResult], routers: Sequence[int]) -> Table:
     table = Table(
         title="derived, quiet - busy: heartbeats of all workers, refreshes of all routers and "
         f"{SCHEDULERS} schedulers"
@@ -320,7 +322,7 @@ def _derived(results: Sequence[Result], routers: Sequence[int]) -> Table:
     return table
 
 
-async def _run(sizes: Sequence[tuple[int, int]], rounds: int) -> list[Result]:
+async def _run(sizes: Sequence[tuple[int, int]], rounds: int) -> list[RegistryResult]:
     with workplace(None) as place:
         redis = Child(
             "redis",

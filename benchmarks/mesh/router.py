@@ -26,7 +26,7 @@ from rich.table import Table
 
 from benchmarks.common.machine import busy_cores, machine
 from benchmarks.common.processes import LineProcess, cpu_seconds, listening
-from benchmarks.common.report import Turn, spread
+from benchmarks.common.report import ClosedLoop, spread
 from benchmarks.mesh.stub_worker import MODEL
 from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import free_port
@@ -46,7 +46,7 @@ class StubMesh:
     ) -> None:
         self._pids, self._worker, self._clients = pids, worker, clients
 
-    async def turn(self, callers: int, seconds: float) -> Turn:
+    async def turn(self, callers: int, seconds: float) -> ClosedLoop:
         """Run one closed loop of this many callers in all."""
         shares = [
             callers // len(self._clients) + (number < callers % len(self._clients))
@@ -63,7 +63,9 @@ class StubMesh:
         answers = sum(one["answers"] for one in done)
         jobs_a_pull = (now["jobs"] - pulled["jobs"]) / max(1, now["pulls"] - pulled["pulls"])
         micros = {name: value / answers * 1e6 for name, value in spent.items()}
-        return Turn(callers, answers, max(one["seconds"] for one in done), micros, jobs_a_pull)
+        return ClosedLoop(
+            callers, answers, max(one["seconds"] for one in done), micros, jobs_a_pull
+        )
 
 
 @asynccontextmanager
@@ -110,14 +112,14 @@ async def stubbed(clients: int = 1, *, unary: bool = False) -> AsyncIterator[Stu
 
 async def measure(
     callers: list[int], seconds: float, rounds: int, clients: int, unary: bool
-) -> list[Turn]:
+) -> list[ClosedLoop]:
     """`rounds` turns of each number of callers, one number after the other in each round."""
     async with stubbed(clients, unary=unary) as mesh:
         await mesh.turn(max(callers), WARM_SECONDS)
         return [await mesh.turn(count, seconds) for _ in range(rounds) for count in callers]
 
 
-def show(turns: list[Turn], console: Console) -> None:
+def show(turns: list[ClosedLoop], console: Console) -> None:
     counts = list(dict.fromkeys(turn.callers for turn in turns))
     columns = [[turn for turn in turns if turn.callers == count] for count in counts]
     title = f"A router with a stub worker: median of {len(columns[0])} rounds (lowest-highest)"

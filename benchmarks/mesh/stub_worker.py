@@ -22,12 +22,12 @@ from shoal.v1 import inference_pb2, models_pb2, worker_pb2
 
 from libs.errors import ShoalError
 from libs.models import EncodeResult
-from libs.models.interface.results import Stored
+from libs.models.interface.results import StoredArray
 from libs.versions import WIRE_VERSION
 from services.worker.mesh import codec, job_codec
 from services.worker.mesh.codec import Timings
-from services.worker.mesh.link import Identity, Link
-from services.worker.presence import Presence
+from services.worker.mesh.link import Link, WorkerIdentity
+from services.worker.presence import PresenceStream
 
 MODEL = "stub/embedder"
 POOL = "cpu"
@@ -42,7 +42,7 @@ PULL_SECONDS = 5.0
 
 def ready_answer() -> bytes:
     """The serialised JobResult of one text."""
-    vector = Stored(
+    vector = StoredArray(
         "float32", (1, DIMENSIONS), np.full((1, DIMENSIONS), DIMENSIONS**-0.5, np.float32)
     )
     timings = Timings(queue=0.0, prepare=0.0, wait=0.0, forward=0.0, finish=0.0)
@@ -87,7 +87,7 @@ class Stub:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._report())
-            tasks.create_task(Presence(self._link, self._beat).run())
+            tasks.create_task(PresenceStream(self._link, self._beat).run())
             for _ in range(PULLS):
                 tasks.create_task(self._pull())
 
@@ -159,7 +159,7 @@ class Stub:
 
 async def serve(router: str) -> None:
     """Work until its input ends."""
-    async with Link(Identity("stub", secrets.token_hex(8), POOL), [router]) as link:
+    async with Link(WorkerIdentity("stub", secrets.token_hex(8), POOL), [router]) as link:
         stub = Stub(link)
         working = asyncio.create_task(stub.run())
         print(json.dumps({"ready": True}), flush=True)

@@ -54,7 +54,7 @@ VARIANTS: Final[Mapping[str, Mapping[str, str] | None]] = {
 
 
 @dataclass(slots=True)
-class Found:
+class TelemetryRounds:
     """Results of each round: requests/s of the mesh, and its share of the mesh without a collector;
     seconds of each scrape.
     """
@@ -101,12 +101,12 @@ async def rate(client: AsyncClient, seconds: float) -> float:
     return done / seconds
 
 
-async def measure(rounds: int, seconds: float, progress: Progress) -> Found:
+async def measure(rounds: int, seconds: float, progress: Progress) -> TelemetryRounds:
     # Here, so that --help needs no torch.
     from tests.parity.checkpoints import SentenceFiles, write_checkpoint
     from tests.support.cluster import Cluster
 
-    found, bar = Found(), progress.add_task("telemetry", total=rounds * len(VARIANTS))
+    found, bar = TelemetryRounds(), progress.add_task("telemetry", total=rounds * len(VARIANTS))
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="telemetry-")))
         write_checkpoint(
@@ -166,7 +166,7 @@ class _Forgetful(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-def show(found: Found, console: Console) -> None:
+def show(found: TelemetryRounds, console: Console) -> None:
     table = Table("", box=None)
     for heading in ("requests/s", "of the first", "least", "most"):
         table.add_column(heading, justify="right")

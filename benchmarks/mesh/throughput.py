@@ -47,11 +47,11 @@ from benchmarks.common.report import (
     BATCHES,
     SORTED,
     STEADY,
+    IdleQuery,
     Latency,
     Name,
-    Query,
-    Report,
-    Series,
+    RunReport,
+    SpeedSeries,
     print_report,
     targets,
     to_json,
@@ -81,7 +81,7 @@ MIN_COSINE = 0.999
 do not compute the same.
 """
 METRICS = (("SHOAL_METRICS_ADDRESS", "127.0.0.1:0"),)
-"""Settings of a mesh with metrics, each process at a separate port; `Meter` finds it."""
+"""Settings of a mesh with metrics, each process at a separate port; `ResourceMeter` finds it."""
 FORWARD_CPU = "shoal_device_cpu_seconds_total"
 COUNTERS = (
     FORWARD_CPU,
@@ -126,14 +126,14 @@ class Measure:
     """`run` sends all texts, perhaps several times, and returns its seconds for all texts once;
     `vectors` sends them once and brings the answer. `meter`: of the mesh."""
 
-    series: Series
+    series: SpeedSeries
     run: Callable[[], Awaitable[float]]
     vectors: Callable[[], Awaitable[Vectors]]
-    meter: Meter | None = None
+    meter: ResourceMeter | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Meter:
+class ResourceMeter:
     """The resources that a mesh's processes have used.
 
     Attributes:
@@ -164,7 +164,7 @@ class IdleMeasure:
     """`ask` sends one query and waits for its answer."""
 
     latency: Latency
-    ask: Callable[[str], Awaitable[Query]]
+    ask: Callable[[str], Awaitable[IdleQuery]]
 
 
 async def in_parts(encode: Encode, texts: list[str], size: int) -> Vectors:
@@ -246,7 +246,7 @@ def served(
     timers = {shape: partial(timed, way) for shape, way in ways.items()}
     timers["64 at once"] = partial(timed_singles, encode, mix.texts, 64, turns)
     for shape, way in ways.items():
-        yield Measure(Series(Name(engine, dtype, where, shape)), timers[shape], way)
+        yield Measure(SpeedSeries(Name(engine, dtype, where, shape)), timers[shape], way)
 
 
 async def local_measures(
@@ -283,7 +283,7 @@ async def local_measures(
                 ):
                     continue
                 way = f"{dtype}{order}"
-                series = Series(Name(label, dtype, layout_name(processes, threads), shape))
+                series = SpeedSeries(Name(label, dtype, layout_name(processes, threads), shape))
                 measures.append(
                     Measure(
                         series, partial(timed, partial(model.run, way)), partial(model.vectors, way)
@@ -313,7 +313,7 @@ async def mesh_measures(
     async def encode(texts: list[str]) -> Vectors:
         return (await client.encode(MINILM_ID, texts)).dequantize()
 
-    async def ask(text: str) -> Query:
+    async def ask(text: str) -> IdleQuery:
         begin = time.perf_counter()
         answer = await client.encode(MINILM_ID, [text])
         total, reported = time.perf_counter() - begin, answer.timings
@@ -327,9 +327,9 @@ async def mesh_measures(
             "finish": reported.finish_seconds,
             "router": reported.total_seconds,
         }
-        return Query(total, stages)
+        return IdleQuery(total, stages)
 
-    meter = Meter(mesh.supervisor.pids)
+    meter = ResourceMeter(mesh.supervisor.pids)
     where = layout_name(workers, threads)
     measures = [
         replace(one, meter=meter)
@@ -346,7 +346,7 @@ async def mesh_measures(
         ),
     }
     measures += [
-        Measure(Series(Name("mesh", "bfloat16", where, shape)), *ways, meter)
+        Measure(SpeedSeries(Name("mesh", "bfloat16", where, shape)), *ways, meter)
         for shape, ways in more.items()
     ]
     kernels = {worker.kernels for worker in (await client.mesh()).workers}
@@ -360,10 +360,10 @@ async def server_measures(
     server = await stack.enter_async_context(serving(name, dtype))
     label = PEERS[name].label
 
-    async def ask(text: str) -> Query:
+    async def ask(text: str) -> IdleQuery:
         begin = time.perf_counter()
         await server.encode([text])
-        return Query(time.perf_counter() - begin)
+        return IdleQuery(time.perf_counter() - begin)
 
     measures = list(
         served(label, dtype, layout_name(1, available_cores()), server.encode, mix, plan.turns)
@@ -414,7 +414,7 @@ async def run_rounds(
             one.latency.rounds.append(await ask_one_by_one(one.ask, plan.queries))
 
 
-async def run_metered(measure: Measure, meter: Meter, mix: Mix) -> None:
+async def run_metered(measure: Measure, meter: ResourceMeter, mix: Mix) -> None:
     """CPU time is read last before the run and first after it: reading the workers' counters costs
     them some.
     """
@@ -426,7 +426,7 @@ async def run_metered(measure: Measure, meter: Meter, mix: Mix) -> None:
     measure.series.usage.append(usage(spent, counted, len(mix.texts) / mix.tokens))
 
 
-async def ask_one_by_one(ask: Callable[[str], Awaitable[Query]], count: int) -> list[Query]:
+async def ask_one_by_one(ask: Callable[[str], Awaitable[IdleQuery]], count: int) -> list[IdleQuery]:
     """The first few are not counted: they find a processor's caches full of the measure before."""
     queries = [await ask(QUERIES[number % len(QUERIES)]) for number in range(count + len(QUERIES))]
     return queries[len(QUERIES) :]
@@ -439,7 +439,7 @@ async def measured(
     threads: int,
     peers: list[str],
     console: Console,
-) -> Report:
+) -> RunReport:
     """The whole run: starts everything, measures, stops everything. `peers`: names of PEERS."""
     notes: list[str] = []
     layouts = list(dict.fromkeys([(1, available_cores()), (workers, threads)]))
@@ -495,7 +495,9 @@ async def measured(
     }
     found_targets = targets(series, latencies, per_core, own, alike)
     here = machine() | {"native kernels": kernels}
-    return Report(here, notes, len(mix.texts), mix.tokens, series, latencies, routed, found_targets)
+    return RunReport(
+        here, notes, len(mix.texts), mix.tokens, series, latencies, routed, found_targets
+    )
 
 
 def main(

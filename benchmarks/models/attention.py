@@ -26,7 +26,7 @@ from torch import Tensor
 from benchmarks.common.texts import MINILM_ID, minilm_directory, real_texts
 from libs.kernels import native
 from libs.kernels.attention import dense
-from libs.kernels.layout import Layout, cumulated
+from libs.kernels.layout import BatchLayout, cumulated
 from libs.kernels.linear.packed import has_bfloat16
 from libs.kernels.native import build, library
 from libs.kernels.native.attention import attend_with
@@ -132,7 +132,7 @@ def kernels(
             q,
             k,
             v,
-            Layout.from_lengths(lengths, lengths),
+            BatchLayout.from_lengths(lengths, lengths),
             case.dim**-0.5,
             case.causal,
             case.window,

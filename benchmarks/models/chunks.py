@@ -56,7 +56,7 @@ def encode(model: PackedModel, work: EncodeWork) -> EncodeResult:
     return result
 
 
-def seconds_of(run: Callable[[], object]) -> float:
+def measure_seconds(run: Callable[[], object]) -> float:
     began = time.process_time()
     run()
     return time.process_time() - began
@@ -70,7 +70,7 @@ def ratios(above: Callable[[], object], below: Callable[[], object], rounds: int
     found = []
     for number in range(rounds):
         first, second = (above, below) if number % 2 else (below, above)
-        one, other = seconds_of(first), seconds_of(second)
+        one, other = measure_seconds(first), measure_seconds(second)
         found.append(one / other if number % 2 else other / one)
     return sorted(found)
 
@@ -95,7 +95,7 @@ def late_ratios(rounds: int) -> list[float]:
         text = words[: fitting(model, words)]
         late = EncodeWork([text], chunking=Chunking("sentences", max_tokens=200, late=True))
         (prepared,) = model.prepare(late).sequences
-        print(f"late: {prepared.tokens:,} tokens, {chunks_of(encode(model, late)):,} chunks")
+        print(f"late: {prepared.tokens:,} tokens, {count_chunks(encode(model, late)):,} chunks")
         return ratios(
             lambda: encode(model, late),
             lambda: model.forward("dense", [sequence]),
@@ -113,7 +113,7 @@ def fitting(model: PackedModel, text: str) -> int:
     return low
 
 
-def chunks_of(result: EncodeResult) -> int:
+def count_chunks(result: EncodeResult) -> int:
     return 0 if result.chunks is None else len(result.chunks.starts)
 
 

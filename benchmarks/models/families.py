@@ -45,7 +45,7 @@ PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class FamilyShape:
     """A family at a size.
 
     Attributes:
@@ -64,10 +64,10 @@ class Shape:
 # Sizes of published checkpoints; tokenizers and vocabularies stay small, since looking up a row
 # costs the same in any table.
 PUBLISHED = (
-    Shape("MiniLM-L6", "bert", 384, 6, 12, config={"intermediate_size": 1536}),
-    Shape("BERT-base", "bert", 768, 12, 12, config={"intermediate_size": 3072}),
-    Shape("BERT-large", "bert", 1024, 24, 16, config={"intermediate_size": 4096}),
-    Shape(
+    FamilyShape("MiniLM-L6", "bert", 384, 6, 12, config={"intermediate_size": 1536}),
+    FamilyShape("BERT-base", "bert", 768, 12, 12, config={"intermediate_size": 3072}),
+    FamilyShape("BERT-large", "bert", 1024, 24, 16, config={"intermediate_size": 4096}),
+    FamilyShape(
         "ModernBERT-base",
         "modernbert",
         768,
@@ -75,7 +75,7 @@ PUBLISHED = (
         12,
         config={"intermediate_size": 1152, "local_attention": 128},
     ),
-    Shape(
+    FamilyShape(
         "Qwen3-0.6B",
         "qwen3",
         1024,
@@ -83,7 +83,7 @@ PUBLISHED = (
         16,
         config={"intermediate_size": 3072, "num_key_value_heads": 8, "head_dim": 128},
     ),
-    Shape(
+    FamilyShape(
         "EmbeddingGemma-300M",
         "gemma3_text",
         768,
@@ -102,7 +102,7 @@ PUBLISHED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class FamilySpeed:
     """Results of one shape in one data type.
 
     Attributes:
@@ -135,14 +135,14 @@ class Result:
         )
 
 
-def small_shapes(names: Sequence[str]) -> list[Shape]:
+def small_shapes(names: Sequence[str]) -> list[FamilyShape]:
     """Every family of the parity table, of the size of a small embedder."""
-    return [Shape(kind, kind, 384, 6, 6) for kind in RECIPES if not names or kind in names]
+    return [FamilyShape(kind, kind, 384, 6, 6) for kind in RECIPES if not names or kind in names]
 
 
 def measure(
-    shape: Shape, dtype: str, device: torch.device, texts: int, rounds: int, batch_tokens: int
-) -> Result:
+    shape: FamilyShape, dtype: str, device: torch.device, texts: int, rounds: int, batch_tokens: int
+) -> FamilySpeed:
     """Measure one shape.
 
     Args:
@@ -179,7 +179,7 @@ def measure(
             )
         seconds = take_turns(engines, rounds, device)
     tokens = sum(sequence.tokens for sequence in sequences)
-    return Result(
+    return FamilySpeed(
         shape.name, dtype, tokens, seconds, flops(reference, shape, sequences), peak(device, dtype)
     )
 
@@ -294,7 +294,9 @@ def timed(run: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def flops(reference: torch.nn.Module, shape: Shape, sequences: Sequence[InputSequence]) -> float:
+def flops(
+    reference: torch.nn.Module, shape: FamilyShape, sequences: Sequence[InputSequence]
+) -> float:
     """Two a weight of each linear layer and token, and the two products of attention, of one pass
     over all sequences.
     """
@@ -322,7 +324,7 @@ HEAD = (
 )
 
 
-def line(one: Result) -> str:
+def line(one: FamilySpeed) -> str:
     """Return a table line. x: speed of packed relative to transformers in arrival order, sorted by
     length, and to sentence-transformers.
     """

@@ -44,7 +44,7 @@ TARGETS: dict[str, list[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class LoraSpeed:
     """Results of one set of layers in one data type and batch size.
 
     Attributes:
@@ -70,7 +70,7 @@ class Result:
 
 def measure(
     targets: str, dtype: str, device: torch.device, texts: int, rounds: int, batch_tokens: int
-) -> Result:
+) -> LoraSpeed:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         write_checkpoint(
@@ -108,7 +108,7 @@ def measure(
         "mixed": run(model, turns, batch_tokens),
     }
     seconds = take_turns(engines, rounds, device)
-    return Result(
+    return LoraSpeed(
         targets, dtype, batch_tokens, sum(one.tokens for one in sequences), taken, seconds
     )
 
@@ -133,7 +133,7 @@ HEAD = (
 )
 
 
-def line(one: Result) -> str:
+def line(one: LoraSpeed) -> str:
     """Return a table line. one, mixed: shares of the throughput without adapters."""
     base, single, mixed = (
         one.tokens_per_second("base"),

@@ -44,7 +44,7 @@ LARGE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SwapRow:
     """`loads` and `vectors`: seconds of each round until the model was resident, and from then
     until the first vector.
     """
@@ -75,7 +75,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class TransferSeconds:
     """Seconds of a warm model's transfer to a CUDA device.
 
     Attributes:
@@ -139,7 +139,7 @@ class Bench:
         self._residency.stop()
 
 
-async def measure(settings: Settings, rounds: int) -> list[Row]:
+async def measure(settings: Settings, rounds: int) -> list[SwapRow]:
     device = open_device(settings)
     device.enter()
     rows = []
@@ -161,8 +161,8 @@ async def measure(settings: Settings, rounds: int) -> list[Row]:
 
 def _row(
     name: str, threads: int, taken: Sequence[tuple[float, float]], target: float | None
-) -> Row:
-    return Row(
+) -> SwapRow:
+    return SwapRow(
         name,
         threads,
         tuple(load for load, _ in taken),
@@ -171,7 +171,7 @@ def _row(
     )
 
 
-def measure_transfer(rounds: int) -> Transfer:
+def measure_transfer(rounds: int) -> TransferSeconds:
     """Needs a CUDA device."""
     from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 
@@ -192,7 +192,7 @@ def measure_transfer(rounds: int) -> Transfer:
         parked = model.park()
         swaps.append(_timed(parked.resume))
         copies.append(_timed(lambda: target.copy_(pinned, non_blocking=True)))
-    return Transfer(model.bytes, tuple(swaps[1:]), tuple(copies[1:]))
+    return TransferSeconds(model.bytes, tuple(swaps[1:]), tuple(copies[1:]))
 
 
 def _timed(work: Callable[[], object]) -> float:

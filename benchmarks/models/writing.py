@@ -27,7 +27,7 @@ import transformers
 from benchmarks.models.families import DTYPES
 from libs.kernels.attention.paged import pages_for
 from libs.kernels.native.library import name as native_name
-from libs.models.generation import DecodeLoop, LanguageModel, Request, load_language_model
+from libs.models.generation import DecodeLoop, LanguageModel, SequenceRequest, load_language_model
 from libs.models.generation.decoding.rules import Ids
 from tests.parity.checkpoints import random_model, write_checkpoint
 
@@ -35,7 +35,7 @@ VOCABULARY = 32_000
 TARGETS = {1: 1.5, 16: 3.0}
 
 
-class Texts:
+class PromptSet:
     """Prompts and the lengths of their answers, drawn from a seed: `count` of them; one has the
     middle of both ranges.
     """
@@ -55,7 +55,7 @@ class Texts:
         return sum(self.answers)
 
 
-def loop_run(language_model: LanguageModel, texts: Texts) -> Callable[[], float]:
+def loop_run(language_model: LanguageModel, texts: PromptSet) -> Callable[[], float]:
     """Seconds from the requests to the first token of the first of them; all are written."""
     pages = sum(
         pages_for(len(prompt) + most)
@@ -66,7 +66,7 @@ def loop_run(language_model: LanguageModel, texts: Texts) -> Callable[[], float]
     def run() -> float:
         began, first = time.perf_counter(), 0.0
         for prompt, most in zip(texts.prompts, texts.answers, strict=True):
-            loop.add(Request(prompt, most=most))
+            loop.add(SequenceRequest(prompt, most=most))
         while loop.sequences:
             if loop.step() and not first:
                 first = time.perf_counter() - began
@@ -75,7 +75,7 @@ def loop_run(language_model: LanguageModel, texts: Texts) -> Callable[[], float]
     return run
 
 
-def reference_run(model: transformers.PreTrainedModel, texts: Texts) -> Callable[[], float]:
+def reference_run(model: transformers.PreTrainedModel, texts: PromptSet) -> Callable[[], float]:
     longest = max(map(len, texts.prompts))
     ids = torch.zeros((len(texts.prompts), longest), dtype=torch.int64)
     mask = torch.zeros_like(ids)
@@ -119,13 +119,13 @@ def take_turns(
     return seconds, median(firsts)
 
 
-def joining(language_model: LanguageModel, texts: Texts) -> tuple[float, float]:
+def joining(language_model: LanguageModel, texts: PromptSet) -> tuple[float, float]:
     """Seconds of a decode step of 15 sequences, and of the prefill of another one of 128 tokens
     that joins them.
     """
     loop = DecodeLoop(language_model, 16 * 16)
     for prompt in texts.prompts[:15]:
-        loop.add(Request(prompt[:128], most=200))
+        loop.add(SequenceRequest(prompt[:128], most=200))
     steps, joins = [], []
     while any(not sequence.is_prefilled for sequence in loop.sequences):
         loop.step()
@@ -134,7 +134,7 @@ def joining(language_model: LanguageModel, texts: Texts) -> tuple[float, float]:
             began = time.perf_counter()
             loop.step()
             steps.append(time.perf_counter() - began)
-        joined = loop.add(Request(np.arange(1, 129, dtype=np.int32), most=100))
+        joined = loop.add(SequenceRequest(np.arange(1, 129, dtype=np.int32), most=100))
         began = time.perf_counter()
         while not joined.is_prefilled:
             loop.step()
@@ -176,7 +176,7 @@ def main() -> None:
             language_model = load_language_model(directory, torch.device("cpu"), dtype)
             reference = random_model(given.kind, head="causal_lm", config=config, **size).to(dtype)
             for count in map(int, given.counts.split(",")):
-                texts = Texts(count, given.tokens)
+                texts = PromptSet(count, given.tokens)
                 (own, theirs), first = take_turns(
                     [loop_run(language_model, texts), reference_run(reference, texts)], given.rounds
                 )

@@ -22,11 +22,11 @@ def convert(folder: Path) -> None:
     import torch
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    from benchmarks.peers.pooled import Pooled, example
+    from benchmarks.peers.pooled import PooledPeer, example
 
     axes = {0: "texts", 1: "tokens"}
     torch.onnx.export(
-        Pooled("eager"),
+        PooledPeer("eager"),
         example(),
         str(folder / "float32.onnx"),
         input_names=["ids", "mask"],

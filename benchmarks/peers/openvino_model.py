@@ -24,9 +24,9 @@ def convert(folder: Path) -> None:
     """Write the model's graph and its weights. Inputs: ids and mask, both int64 [texts, tokens]."""
     import openvino
 
-    from benchmarks.peers.pooled import Pooled, example
+    from benchmarks.peers.pooled import PooledPeer, example
 
-    converted = openvino.convert_model(Pooled(), example_input=example())
+    converted = openvino.convert_model(PooledPeer(), example_input=example())
     converted.reshape({0: [-1, -1], 1: [-1, -1]})
     openvino.save_model(converted, folder / FILE, compress_to_fp16=False)
 

@@ -8,7 +8,7 @@ from transformers import AutoModel
 from benchmarks.common.texts import minilm_directory
 
 
-class Pooled(torch.nn.Module):
+class PooledPeer(torch.nn.Module):
     """The normalised means over each text's tokens: ids and mask, int64 [texts, tokens], to float32
     [texts, dimensions].
     """

@@ -40,7 +40,7 @@ SITUATIONS = ("steady", "burst", "cold")
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class PlanResult:
     """One mesh: copies that workers hold, models with work, orders of a plan, and seconds of each
     round.
     """
@@ -107,7 +107,7 @@ def record(
     )
 
 
-def measure(situation: str, models: int, workers: int, rounds: int, seed: int) -> Result:
+def measure(situation: str, models: int, workers: int, rounds: int, seed: int) -> PlanResult:
     asked = mesh(situation, models, workers, seed)
     made = plan(asked)
     # A scheduler's memory does not consist of a million records of one moment: the collector must
@@ -121,7 +121,9 @@ def measure(situation: str, models: int, workers: int, rounds: int, seed: int) -
         seconds.append(time.process_time() - started)
     gc.unfreeze()
     copies = sum(len(one.held) for one in asked.fleet.workers.values())
-    return Result(situation, models, workers, copies, len(asked.gauges), len(made.orders), seconds)
+    return PlanResult(
+        situation, models, workers, copies, len(asked.gauges), len(made.orders), seconds
+    )
 
 
 HEAD = (
@@ -130,7 +132,7 @@ HEAD = (
 )
 
 
-def line(one: Result) -> str:
+def line(one: PlanResult) -> str:
     """Milliseconds: the median of all rounds and their range."""
     low, middle, high = (
         value * 1e3 for value in (min(one.seconds), median(one.seconds), max(one.seconds))

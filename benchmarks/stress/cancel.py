@@ -43,7 +43,7 @@ SETTLE_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class CancelPhase:
     """The results of one phase. Seconds and tokens are of all workers together.
 
     Attributes:
@@ -60,20 +60,20 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CancelResult:
     """The results of a run: both phases, the share of device time that workers report as wasted,
     and the share of tokens without an answer.
     """
 
     concurrency: int
     cancel_share: float
-    calm: Phase
-    stormy: Phase
+    calm: CancelPhase
+    stormy: CancelPhase
     wasted_share: float
     unanswered_share: float
 
 
-class Load:
+class ClosedLoad:
     """Requests in a closed loop: each is followed by another until the time is over."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Load:
 
     async def run(
         self, seconds: float, tick: Callable[[int], None], *, share: float = 0.0, life: float = 0.0
-    ) -> Phase:
+    ) -> CancelPhase:
         """`share`: the chance of a request to be cancelled, at a moment of its `life` (seconds)."""
         before, tokens_before = await self._device(), self._computed()
         lives: list[float] = []
@@ -126,7 +126,7 @@ class Load:
         device, wasted = (
             now - then for now, then in zip(await self._device(), before, strict=True)
         )
-        return Phase(
+        return CancelPhase(
             len(lives),
             cancelled,
             fmean(lives),
@@ -166,7 +166,7 @@ class Load:
         )
 
 
-async def measure(options: argparse.Namespace, console: Console) -> Result:
+async def measure(options: argparse.Namespace, console: Console) -> CancelResult:
     settings = Settings(
         port=0,
         workers=options.workers,
@@ -177,7 +177,7 @@ async def measure(options: argparse.Namespace, console: Console) -> Result:
     async with running(settings) as mesh, AsyncClient(mesh.address) as client:
         texts = real_texts(512, options.seed).texts
         logs = [mesh.logs / f"worker-{number}.log" for number in range(options.workers)]
-        load = Load(
+        load = ClosedLoad(
             client,
             logs,
             texts,
@@ -199,7 +199,7 @@ async def measure(options: argparse.Namespace, console: Console) -> Result:
                 share=options.share,
                 life=calm.life_seconds,
             )
-    return Result(
+    return CancelResult(
         options.concurrency,
         options.share,
         calm,
@@ -209,7 +209,7 @@ async def measure(options: argparse.Namespace, console: Console) -> Result:
     )
 
 
-def show(result: Result, console: Console) -> None:
+def show(result: CancelResult, console: Console) -> None:
     for name, phase in (
         ("without cancellations", result.calm),
         ("with cancellations", result.stormy),

@@ -64,7 +64,7 @@ TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class FairnessClient:
     """Who asks for what, and how many texts at once, or pages."""
 
     model: str
@@ -76,20 +76,22 @@ class Client:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     name: str
-    heavy: Client
-    light: Client
+    heavy: FairnessClient
+    light: FairnessClient
 
 
 SCENARIOS = (
-    Scenario("model", Client(HOT, "a", 16), Client(LIGHT, "b", 1)),
-    Scenario("tenant", Client(HOT, "a", 16), Client(HOT, "b", 1)),
-    Scenario("slow", Client(SLOW, "a", 4), Client(LIGHT, "b", 1)),
-    Scenario("pages", Client(PAGES, "a", 4, is_of_pages=True), Client(LIGHT, "b", 1)),
+    Scenario("model", FairnessClient(HOT, "a", 16), FairnessClient(LIGHT, "b", 1)),
+    Scenario("tenant", FairnessClient(HOT, "a", 16), FairnessClient(HOT, "b", 1)),
+    Scenario("slow", FairnessClient(SLOW, "a", 4), FairnessClient(LIGHT, "b", 1)),
+    Scenario(
+        "pages", FairnessClient(PAGES, "a", 4, is_of_pages=True), FairnessClient(LIGHT, "b", 1)
+    ),
 )
 
 
 @dataclass(slots=True)
-class Found:
+class ScenarioResult:
     """Results of one scenario. Times in milliseconds, rates in texts/s.
 
     Attributes:
@@ -124,7 +126,7 @@ class Found:
         return self.backlog > 0 and percentile(self.loaded, 0.99) <= self.bound
 
 
-class Caller:
+class FairnessCaller:
     """Asks the mesh for vectors."""
 
     def __init__(self, channel: grpc.aio.Channel, texts: list[str]) -> None:
@@ -135,7 +137,7 @@ class Caller:
         self._chance = random.Random(SEED)
         self._pages = page_files()
 
-    async def ask(self, client: Client) -> float:
+    async def ask(self, client: FairnessClient) -> float:
         """Milliseconds that it took. Raises grpc.RpcError."""
         if client.is_of_pages:
             chosen = (
@@ -155,7 +157,7 @@ class Caller:
         )
         return (time.perf_counter() - begin) * 1e3
 
-    async def capacity(self, client: Client, seconds: float, at_once: int = 8) -> float:
+    async def capacity(self, client: FairnessClient, seconds: float, at_once: int = 8) -> float:
         """Texts a second, asked for by as many callers as keep the worker busy."""
         begin = time.perf_counter()
 
@@ -196,7 +198,7 @@ async def until(begin: float, at: float) -> None:
 class Heavy:
     """A: asks whether or not it is answered, until it is cancelled."""
 
-    def __init__(self, caller: Caller, client: Client, rate: float) -> None:
+    def __init__(self, caller: FairnessCaller, client: FairnessClient, rate: float) -> None:
         self._caller, self._client, self._rate = caller, client, rate
         self._open: set[asyncio.Task[float]] = set()
         self.refused = 0
@@ -224,13 +226,13 @@ class Heavy:
 
 
 async def ask_openly(
-    caller: Caller,
-    client: Client,
+    caller: FairnessCaller,
+    client: FairnessClient,
     rate: float,
     seconds: float,
     tick: Tick,
     heavy: Heavy | None = None,
-) -> Asked:
+) -> FairnessAnswers:
     """Send B's requests for `seconds` and at least MIN_REQUESTS of them, unless that takes far too
     long.
     """
@@ -244,11 +246,11 @@ async def ask_openly(
         if heavy is not None:
             backlog = min(backlog, heavy.backlog)
         tick(min(at / seconds, 1.0))
-    return Asked(await asyncio.gather(*tasks), backlog)
+    return FairnessAnswers(await asyncio.gather(*tasks), backlog)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FairnessAnswers:
     milliseconds: list[float]
     backlog: int
 
@@ -265,7 +267,7 @@ class Tick:
 
 async def measure(
     scenario: Scenario, models: str, texts: list[str], seconds: float, progress: Progress
-) -> Found:
+) -> ScenarioResult:
     bar = progress.add_task(scenario.name, total=1.0)
     # Pages are to be computed each time.
     environment = (("SHOAL_LOG_LEVEL", "DEBUG"), ("SHOAL_IMAGE_CACHE_BYTES", "0"))
@@ -274,7 +276,7 @@ async def measure(
             running(Settings(port=0, models=models, environment=environment))
         )
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(mesh.address))
-        caller = Caller(channel, texts)
+        caller = FairnessCaller(channel, texts)
         for client in (scenario.heavy, scenario.light):
             await caller.ask(client)
             await caller.capacity(client, seconds / 10)  # it is warm and measured then
@@ -287,7 +289,7 @@ async def measure(
         idle = await ask_openly(
             caller, scenario.light, light_rate, seconds / 2, Tick(progress, bar, 0.1, 0.4)
         )
-        found = Found(scenario.name, capacity, heavy_rate, light_rate, idle.milliseconds)
+        found = ScenarioResult(scenario.name, capacity, heavy_rate, light_rate, idle.milliseconds)
         heavy = Heavy(caller, scenario.heavy, heavy_rate)
         loading = asyncio.create_task(heavy.run())
         await asyncio.sleep(seconds / 10)
@@ -322,7 +324,7 @@ def _batches(lines: list[str], scenario: Scenario) -> list[float]:
     return [one["seconds"] * 1e3 for one in own if one["tenant"] == scenario.heavy.tenant]
 
 
-async def measured(names: list[str], seconds: float, console: Console) -> list[Found]:
+async def measured(names: list[str], seconds: float, console: Console) -> list[ScenarioResult]:
     from tests.parity.checkpoints import SentenceFiles, write_checkpoint
     from tests.parity.vlm_models import slow_reader
 
@@ -343,7 +345,7 @@ async def measured(names: list[str], seconds: float, console: Console) -> list[F
         return [await measure(scenario, models, texts, seconds, progress) for scenario in wanted]
 
 
-def print_found(found: list[Found], console: Console) -> None:
+def print_found(found: list[ScenarioResult], console: Console) -> None:
     table = Table(title="B with a heavy A, milliseconds", title_justify="left")
     for heading in (
         "scenario",
@@ -383,7 +385,7 @@ def print_found(found: list[Found], console: Console) -> None:
     )
 
 
-def to_json(found: list[Found]) -> list[dict[str, object]]:
+def to_json(found: list[ScenarioResult]) -> list[dict[str, object]]:
     return [
         asdict(one) | {"batch": one.batch, "bound": one.bound, "met": one.is_met} for one in found
     ]

@@ -79,7 +79,7 @@ REDIS_BYTES: Final = 1024 * MIB
 
 
 @dataclass(slots=True)
-class Asked:
+class LightAnswers:
     """The light tenant's requests: milliseconds of those that were answered, and why the others
     were not.
     """
@@ -92,7 +92,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ProcessMemory:
     """Memory of one process, in bytes: when the mesh was idle with its models loaded, its peak
     since, and its limit.
     """
@@ -103,7 +103,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class HostileResult:
     """The result of one kind.
 
     Attributes:
@@ -113,10 +113,10 @@ class Found:
 
     kind: str
     light_rate: float
-    alone: Asked
-    beside: Asked
+    alone: LightAnswers
+    beside: LightAnswers
     hostile: Mapping[str, Mapping[str, int]]
-    memory: Mapping[str, Memory]
+    memory: Mapping[str, ProcessMemory]
 
     @property
     def ratio(self) -> float:
@@ -163,7 +163,7 @@ class Light:
         self._texts = texts
         self._chance = random.Random(SEED)
 
-    async def ask(self, asked: Asked) -> None:
+    async def ask(self, asked: LightAnswers) -> None:
         request = pb.EncodeRequest(
             model=MINILM_ID, items=[pb.Item(text=self._chance.choice(self._texts))]
         )
@@ -179,7 +179,7 @@ class Light:
 
     async def capacity(self, seconds: float) -> float:
         """Return the requests per second that are answered if the next one is always waiting."""
-        asked, end = Asked(), time.perf_counter() + seconds
+        asked, end = LightAnswers(), time.perf_counter() + seconds
 
         async def ask_on() -> None:
             while time.perf_counter() < end:
@@ -189,8 +189,8 @@ class Light:
         await asyncio.gather(*(ask_on() for _ in range(CAPACITY_CALLERS)))
         return len(asked.milliseconds) / (time.perf_counter() - begin)
 
-    async def ask_openly(self, rate: float, seconds: float, tick: Tick) -> Asked:
-        asked, begin, tasks = Asked(), time.perf_counter(), []
+    async def ask_openly(self, rate: float, seconds: float, tick: Tick) -> LightAnswers:
+        asked, begin, tasks = LightAnswers(), time.perf_counter(), []
         for at in arrivals(rate, SEED):
             await until(begin, min(at, seconds))
             tick(min(at / seconds, 1.0))
@@ -240,7 +240,7 @@ async def measured(
     light_rate: float | None,
     hostile_rate: float,
     progress: Progress,
-) -> list[Found]:
+) -> list[HostileResult]:
     """Measure the light tenant alone, and together with each kind, with the same duration.
 
     Args:
@@ -278,12 +278,12 @@ async def measured(
 async def _beside(
     kind: str,
     light_rate: float,
-    alone: Asked,
+    alone: LightAnswers,
     mesh: LocalMesh,
     idle: Mapping[str, int],
-    ask: Callable[[], Awaitable[Asked]],
+    ask: Callable[[], Awaitable[LightAnswers]],
     hostile_rate: float,
-) -> Found:
+) -> HostileResult:
     """Measure the light tenant together with one kind.
 
     Args:
@@ -299,8 +299,10 @@ async def _beside(
         hostile.kill()
     limits = {"redis": REDIS_BYTES, "worker-0": idle["worker-0"] + MODEL_BYTES}
     limits |= {name: idle[name] + IN_FLIGHT_BYTES for name in ("router", "edge")}
-    memory = {name: Memory(idle[name], peaks[name].bytes, limit) for name, limit in limits.items()}
-    return Found(kind, light_rate, alone, beside, outcomes, memory)
+    memory = {
+        name: ProcessMemory(idle[name], peaks[name].bytes, limit) for name, limit in limits.items()
+    }
+    return HostileResult(kind, light_rate, alone, beside, outcomes, memory)
 
 
 def _settings(folder: Path, hostile_rate: float) -> Settings:
@@ -335,7 +337,7 @@ def _resident(mesh: LocalMesh) -> dict[str, int]:
     return {name: Peak(pid).bytes for name, pid in mesh.supervisor.pids.items()}
 
 
-def print_found(found: Sequence[Found], console: Console) -> None:
+def print_found(found: Sequence[HostileResult], console: Console) -> None:
     light = Table(
         title=f"the light tenant, {found[0].light_rate:.1f} requests/s, milliseconds",
         title_justify="left",
@@ -381,7 +383,7 @@ def print_found(found: Sequence[Found], console: Console) -> None:
         console.print("[green]met[/]")
 
 
-def to_json(found: Found) -> dict[str, object]:
+def to_json(found: HostileResult) -> dict[str, object]:
     return asdict(found) | {"ratio": found.ratio, "faults": found.faults}
 
 

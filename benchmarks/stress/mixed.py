@@ -44,7 +44,7 @@ SETTLE_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class MixedPhase:
     """Latencies of the encoder's requests in milliseconds, and how many of them failed."""
 
     asked: int
@@ -54,7 +54,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class MixedResult:
     """The results of a run.
 
     Attributes:
@@ -65,8 +65,8 @@ class Result:
     """
 
     rate: float
-    alone: Phase
-    beside: Phase
+    alone: MixedPhase
+    beside: MixedPhase
     forward: float
     texts: int
     tokens: int
@@ -114,7 +114,7 @@ class Metrics:
         )
 
 
-class Load:
+class PoissonLoad:
     """The encoder's requests: single texts at Poisson times, whatever the answers take."""
 
     def __init__(self, client: AsyncClient, texts: Sequence[str], rate: float) -> None:
@@ -143,12 +143,12 @@ class Load:
             self._took.append(1000 * (time.perf_counter() - began))
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> MixedPhase:
         p50, p99 = np.percentile(self._took, (50, 99)).tolist()
-        return Phase(len(self._took) + self._failed, self._failed, p50, p99)
+        return MixedPhase(len(self._took) + self._failed, self._failed, p50, p99)
 
 
-async def measure(options: argparse.Namespace, models: Path, console: Console) -> Result:
+async def measure(options: argparse.Namespace, models: Path, console: Console) -> MixedResult:
     address = f"127.0.0.1:{lasting_port()}"
     mesh = Cluster(
         models / "mesh",
@@ -167,11 +167,14 @@ async def _measure(
     address: str,
     metrics: Metrics,
     console: Console,
-) -> Result:
+) -> MixedResult:
     async with AsyncClient(address, timeout=120) as client:
         await client.encode(MINILM_ID, texts[:32])
         await client.extract(WRITER, ["warm"], ReadText(max_tokens=4))
-        alone, beside = Load(client, texts, options.rate), Load(client, texts, options.rate)
+        alone, beside = (
+            PoissonLoad(client, texts, options.rate),
+            PoissonLoad(client, texts, options.rate),
+        )
         console.print(f"alone: {options.rate:g} texts per second for {options.seconds / 2:g} s")
         await alone.run(options.seconds / 2)
         written, tokens, failed, claims = 0, 0, 0, [0.0]
@@ -221,7 +224,7 @@ async def _measure(
         console.print(f"alone again, for {options.seconds / 2:g} s")
         await alone.run(options.seconds / 2)
     forward = 1000 * (more[0] - sums[0]) / max(more[1] - sums[1], 1)
-    return Result(
+    return MixedResult(
         options.rate,
         alone.phase,
         beside.phase,
@@ -236,7 +239,7 @@ async def _measure(
     )
 
 
-def show(result: Result, console: Console) -> None:
+def show(result: MixedResult, console: Console) -> None:
     for name, phase in (("alone", result.alone), ("with generation", result.beside)):
         text = (
             f"p50 {phase.p50:.1f} ms, p99 {phase.p99:.1f} ms, {phase.failed} of {phase.asked:,} "

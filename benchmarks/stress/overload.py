@@ -56,7 +56,7 @@ ENVIRONMENT = {"SHOAL_LOG_LEVEL": "WARNING", "SHOAL_BATCH_TOKENS": "512", "OMP_N
 
 
 @dataclass
-class Tally:
+class ClientTally:
     """Observations of one client. Times are seconds of the machine's monotonic clock, which
     processes share.
     """
@@ -72,7 +72,7 @@ class Tally:
     with_retry_info: int = 0
     retry_seconds: list[float] = field(default_factory=list)
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: ClientTally) -> None:
         self.offered += other.offered
         self.in_time += other.in_time
         self.seconds += other.seconds
@@ -99,7 +99,7 @@ class Asker:
         self._deadline = deadline
         self._metadata = (("x-shoal-tenant", tenant),)
 
-    async def ask(self, tally: Tally, deadline: float | None = None) -> None:
+    async def ask(self, tally: ClientTally, deadline: float | None = None) -> None:
         request = inference_pb2.EncodeRequest(
             model=MODEL, items=[inference_pb2.Item(text=next(self._texts))]
         )
@@ -115,9 +115,9 @@ class Asker:
             tally.in_time.append(time.monotonic())
             tally.seconds.append(time.monotonic() - began)
 
-    async def closed_loop(self, seconds: float, concurrency: int) -> Tally:
+    async def closed_loop(self, seconds: float, concurrency: int) -> ClientTally:
         """Let each of this many callers send a request again as soon as it is answered."""
-        tally, end = Tally(), time.monotonic() + seconds
+        tally, end = ClientTally(), time.monotonic() + seconds
 
         async def caller() -> None:
             while time.monotonic() < end:
@@ -126,9 +126,9 @@ class Asker:
         await asyncio.gather(*(caller() for _ in range(concurrency)))
         return tally
 
-    async def open_loop(self, seconds: float, rate: float, seed: int) -> Tally:
+    async def open_loop(self, seconds: float, rate: float, seed: int) -> ClientTally:
         """Poisson arrivals, whatever becomes of them."""
-        tally, generator, calls = Tally(), random.Random(seed), set[asyncio.Task[None]]()
+        tally, generator, calls = ClientTally(), random.Random(seed), set[asyncio.Task[None]]()
         at = time.monotonic()
         end = at + seconds
         while (at := at + generator.expovariate(rate)) < end:
@@ -144,7 +144,7 @@ class Asker:
         await self._channel.close()
 
 
-def _note(error: grpc.aio.AioRpcError, tally: Tally) -> None:
+def _note(error: grpc.aio.AioRpcError, tally: ClientTally) -> None:
     if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
         tally.late += 1
         return
@@ -199,10 +199,10 @@ class ClientProcess:
         await started._read_answer()
         return started
 
-    async def order(self, **order: object) -> Tally:
+    async def order(self, **order: object) -> ClientTally:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        tally = Tally(**await self._read_answer())
+        tally = ClientTally(**await self._read_answer())
         tally.refused = Counter(tally.refused)
         return tally
 
@@ -223,7 +223,7 @@ class ClientProcess:
 
 
 @dataclass
-class Result:
+class OverloadResult:
     """Results of one run; rates in requests per second, times in seconds."""
 
     factor: float
@@ -251,8 +251,10 @@ class Result:
     """
 
 
-async def _together(clients: Sequence[ClientProcess], orders: Sequence[dict[str, object]]) -> Tally:
-    whole = Tally()
+async def _together(
+    clients: Sequence[ClientProcess], orders: Sequence[dict[str, object]]
+) -> ClientTally:
+    whole = ClientTally()
     for tally in await asyncio.gather(
         *(one.order(**order) for one, order in zip(clients, orders, strict=True))
     ):
@@ -271,7 +273,7 @@ async def _capacity(clients: Sequence[ClientProcess], seconds: float) -> float:
 
 async def _idle(asker: Asker) -> float:
     """The median time of one request at a time."""
-    tally = Tally()
+    tally = ClientTally()
     for _ in range(15):
         await asker.ask(tally, 30.0)
     return median(tally.seconds)
@@ -281,7 +283,7 @@ async def _recovery(asker: Asker, idle: float, since: float, patience: float) ->
     """Seconds from `since` until the first of three quick requests in a row began."""
     quick: list[float] = []
     while len(quick) < 3 and time.monotonic() < since + patience:
-        began, tally = time.monotonic(), Tally()
+        began, tally = time.monotonic(), ClientTally()
         await asker.ask(tally, 30.0)
         is_quick = bool(tally.seconds) and tally.seconds[0] <= max(2 * idle, idle + 0.02)
         quick = [*quick, began] if is_quick else []
@@ -308,7 +310,9 @@ def _pin(cluster: Cluster) -> None:
             os.sched_setaffinity(thread.id, cores_of.get(process.pid, set(others)))
 
 
-async def measure(wanted: argparse.Namespace, directory: Path, progress: Progress) -> Result:
+async def measure(
+    wanted: argparse.Namespace, directory: Path, progress: Progress
+) -> OverloadResult:
     from tests.parity.checkpoints import SentenceFiles, write_checkpoint
     from tests.support.texts import texts
 
@@ -367,7 +371,7 @@ async def measure(wanted: argparse.Namespace, directory: Path, progress: Progres
             }
 
         watching = asyncio.create_task(watch())
-        await asker.ask(Tally(), 60.0)
+        await asker.ask(ClientTally(), 60.0)
         idle = await _idle(asker)
         progress.update(task, advance=1, description="capacity")
         used, began = cpu_seconds(), time.monotonic()
@@ -400,7 +404,7 @@ async def measure(wanted: argparse.Namespace, directory: Path, progress: Progres
         await asker.close()
     goodput = sum(at <= began + wanted.seconds for at in tally.in_time) / wanted.seconds
     refused = sum(tally.refused.values())
-    return Result(
+    return OverloadResult(
         wanted.factor, wanted.deadline, wanted.seconds, before, after, tally.offered,
         len(tally.in_time), tally.late, goodput,
         goodput / ((before + after) / 2), dict(tally.refused),
@@ -415,7 +419,7 @@ def _listed(cores: dict[str, float]) -> str:
     return ", ".join(f"{name} {used:.2f}" for name, used in sorted(cores.items()) if used >= 0.005)
 
 
-def show(result: Result, console: Console) -> None:
+def show(result: OverloadResult, console: Console) -> None:
     refused = sum(result.refused.values())
     reasons = (
         ", ".join(f"{reason} {count:,}" for reason, count in sorted(result.refused.items()))

@@ -33,7 +33,7 @@ CALM_SECONDS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RecoverySeconds:
     """Results of all kills: seconds from each to the last answer of requests in flight; requests
     answered and failed.
     """
@@ -47,7 +47,7 @@ class Result:
 
 
 @dataclass(slots=True)
-class Load:
+class PacedLoad:
     """Requests at an even pace. `flying`: when each of those without an answer was sent."""
 
     client: AsyncClient
@@ -72,7 +72,7 @@ class Load:
             self.failed += 1
 
 
-async def measure(kills: int, per_second: float, seed: int, progress: Progress) -> Result:
+async def measure(kills: int, per_second: float, seed: int, progress: Progress) -> RecoverySeconds:
     """Kill one worker after the other."""
     recoveries: list[float] = []
     chance = random.Random(seed)
@@ -83,7 +83,7 @@ async def measure(kills: int, per_second: float, seed: int, progress: Progress) 
         Cluster(Path(directory), models=models, workers=2) as cluster,
     ):
         async with AsyncClient(cluster.address) as client:
-            load = Load(client, real_texts(200).texts)
+            load = PacedLoad(client, real_texts(200).texts)
             await client.encode(MINILM_ID, load.texts[:64])
             await client.models.load(MINILM_ID)
             pace = asyncio.create_task(load.run(per_second))
@@ -102,7 +102,7 @@ async def measure(kills: int, per_second: float, seed: int, progress: Progress) 
                 progress.advance(bar)
             pace.cancel()
             await asyncio.gather(*load.flying)
-    return Result(recoveries, load.answered, load.failed)
+    return RecoverySeconds(recoveries, load.answered, load.failed)
 
 
 def main() -> None:

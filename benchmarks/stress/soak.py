@@ -107,7 +107,7 @@ class Answers:
     examples: dict[str, str] = field(default_factory=dict)
 
 
-class Load:
+class MixedLoad:
     """Mixed requests to one mesh."""
 
     def __init__(self, client: AsyncClient, texts: Sequence[str], seed: int) -> None:
@@ -201,7 +201,7 @@ def grown(name: str, samples: Sequence[Sample]) -> Grown:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SoakResult:
     """Results of one run; times in seconds.
 
     Attributes:
@@ -227,7 +227,7 @@ class Result:
         return not self.errors and all(one.is_flat and one.opens_no_more for one in judged)
 
 
-async def measure(given: argparse.Namespace, directory: Path, progress: Progress) -> Result:
+async def measure(given: argparse.Namespace, directory: Path, progress: Progress) -> SoakResult:
     # Here, so that --help needs no torch.
     from tests.parity.checkpoints import SentenceFiles, write_checkpoint
     from tests.support.cluster import Cluster
@@ -254,7 +254,7 @@ async def measure(given: argparse.Namespace, directory: Path, progress: Progress
         environment=ENVIRONMENT,
     ) as cluster:
         async with AsyncClient(cluster.address) as client:
-            load = Load(client, texts(400, *WORDS, seed=given.seed), given.seed)
+            load = MixedLoad(client, texts(400, *WORDS, seed=given.seed), given.seed)
             await load.closed_loop(2.0)
             processes = {
                 name: psutil.Process(one.pid) for name, one in cluster.processes.items()
@@ -284,7 +284,7 @@ async def measure(given: argparse.Namespace, directory: Path, progress: Progress
         [seconds for at, seconds in took if 0 <= (at - given.warm_up) - part * stretch < stretch]
         for part in range(10)
     ]
-    return Result(
+    return SoakResult(
         given.minutes, given.warm_up, given.share, capacities, len(answers.took),
         dict(answers.errors), answers.examples,
         percentile([seconds for _, seconds in took], 0.5),
@@ -293,7 +293,7 @@ async def measure(given: argparse.Namespace, directory: Path, progress: Progress
     )  # fmt: skip
 
 
-def show(result: Result, console: Console) -> None:
+def show(result: SoakResult, console: Console) -> None:
     capacities = " ".join(f"{one:.0f}" for one in result.capacities)
     load = (
         f"{result.share:.0%} of the least of {LATEST} minutes' capacities ({capacities} "

@@ -99,7 +99,7 @@ class StaticQueries:
 
 
 @dataclass(frozen=True, slots=True)
-class Sparse:
+class SparseOutput:
     """Sparse vectors: a weight for each of `columns` vocabulary entries, which may be more than the
     tokenizer has.
 
@@ -228,7 +228,7 @@ class Card:
         False  # Texts without a role are queries, where queries have a separate encoder.
     )
     late: LateInteraction | None = None
-    sparse: Sparse | None = None
+    sparse: SparseOutput | None = None
     classes: tuple[str, ...] = ()  # the name of each logit: config.json's id2label
     problem: Problem = "single_label"
     scoring: Scoring = ""

@@ -54,7 +54,7 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CardEntry:
     """A card of a YAML file: the models that it is for, their overrides and documentation."""
 
     models: tuple[str, ...]
@@ -64,8 +64,8 @@ class Entry:
 
 def _entry(
     model: tuple[str, ...], source: str, about: About | None = None, **values: object
-) -> Entry:
-    return Entry(model, Overrides(source, **values), about)  # type: ignore[arg-type]  # checked by CARD
+) -> CardEntry:
+    return CardEntry(model, Overrides(source, **values), about)  # type: ignore[arg-type]  # checked by CARD
 
 
 _ABOUT = Record(
@@ -177,7 +177,7 @@ def read_catalog(folders: Sequence[Path] = ()) -> Catalog:
     return Catalog(merged, unserved)
 
 
-def entries(folder: Path) -> list[Entry]:
+def entries(folder: Path) -> list[CardEntry]:
     """Return the cards of a folder's YAML files, in the order of file names and lines. Raises
     InvalidInput.
     """
@@ -198,7 +198,7 @@ def _read_folder(folder: Path) -> dict[str, Overrides]:
     return found
 
 
-def _read_file(path: Path) -> Iterator[Entry]:
+def _read_file(path: Path) -> Iterator[CardEntry]:
     try:
         documents = list(yaml.compose_all(path.read_text(encoding="utf-8"), yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:

@@ -96,7 +96,7 @@ not run here.
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CoverageRow:
     """A line of the table."""
 
     model: str
@@ -106,11 +106,11 @@ class Row:
     reason: str
 
 
-def rows() -> list[Row]:
+def rows() -> list[CoverageRow]:
     """Return every model of the cards and of uncovered.yaml, sorted by id. Raises InvalidInput for
     a model with two entries.
     """
-    found: dict[str, Row] = {}
+    found: dict[str, CoverageRow] = {}
     for row in (*_covered(), *_uncovered()):
         if row.model in found:
             raise InvalidInput(
@@ -120,7 +120,7 @@ def rows() -> list[Row]:
     return sorted(found.values(), key=lambda row: row.model.lower())
 
 
-def _covered() -> Iterator[Row]:
+def _covered() -> Iterator[CoverageRow]:
     for entry in entries(SHIPPED):
         about = entry.about
         if about is None:
@@ -132,17 +132,17 @@ def _covered() -> Iterator[Row]:
                 about.missing and f"without {about.missing}",
             )
             remark = "; ".join(filter(None, parts))
-            yield Row(model, about.family, about.kind, _status(about), remark)
+            yield CoverageRow(model, about.family, about.kind, _status(about), remark)
 
 
 def _status(about: About) -> str:
     return "run" if about.ran else "incomplete" if about.missing else "card"
 
 
-def _uncovered() -> Iterator[Row]:
+def _uncovered() -> Iterator[CoverageRow]:
     for group in read_uncovered(UNCOVERED):
         for model in group.models:
-            yield Row(model, "", "", group.status, group.reason)
+            yield CoverageRow(model, "", "", group.status, group.reason)
 
 
 def text() -> str:

@@ -17,17 +17,17 @@ from libs.catalog.checkpoint.files import shortened
 from libs.catalog.checkpoint.tasks import refuse_unserved
 from libs.catalog.overrides import Overrides, apply
 from libs.errors import ModelBroken
-from libs.kinds.kind import Kind, Place
+from libs.kinds.kind import CheckpointPlace, Kind
 from libs.kinds.registry import detect_kind
 from libs.text import control_character
 
 
 def detect(
     directory: Path, model: str, overrides: Overrides | None = None, base: Path | None = None
-) -> tuple[Place, Kind]:
+) -> tuple[CheckpointPlace, Kind]:
     """Return the kind of the checkpoint in `directory`; the arguments are those of `read_card`."""
     refuse_unserved(directory)
-    place = Place(directory, model, overrides.detect.kind if overrides else None, base)
+    place = CheckpointPlace(directory, model, overrides.detect.kind if overrides else None, base)
     return place, detect_kind(place)
 
 

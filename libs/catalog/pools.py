@@ -18,7 +18,7 @@ from typing import Final, Literal, get_args
 import yaml
 
 from libs.catalog.overrides import Catalog
-from libs.catalog.shapes import At, Choice, Count, Flag, Key, Named, Number, Record, Size, Text
+from libs.catalog.shapes import At, ByteCount, Choice, Count, Flag, Key, Named, Number, Record, Text
 from libs.errors import InvalidInput
 
 Device = Literal["cpu", "cuda"]
@@ -102,7 +102,7 @@ _POOL = Record(
     {
         "device": Key(Choice(get_args(Device)), "what its workers compute on", needed=True),
         "memory_bytes": Key(
-            Size(), "bytes of a worker's device for models, default as its workers report"
+            ByteCount(), "bytes of a worker's device for models, default as its workers report"
         ),
         "spot": Key(
             Flag(), "whether its machines may be taken away at short notice, default false"

@@ -173,7 +173,7 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ByteCount:
     """A number of bytes: a whole number, or a text with a unit such as `24GB` or `22.5GiB`."""
 
     def read(self, node: yaml.Node, at: At) -> int:

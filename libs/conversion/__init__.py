@@ -8,7 +8,14 @@ operator, in a child process. Order of reading: `plan.py` (which files become wh
 `plan.py` with its function in `child.py`.
 """
 
-from libs.conversion.convert import Converted, convert, read_record
-from libs.conversion.plan import Step, TorchCheckpoints, plan_steps
+from libs.conversion.convert import ConversionRecord, convert, read_record
+from libs.conversion.plan import ConversionStep, TorchCheckpoints, plan_steps
 
-__all__ = ["Converted", "Step", "TorchCheckpoints", "convert", "plan_steps", "read_record"]
+__all__ = [
+    "ConversionRecord",
+    "ConversionStep",
+    "TorchCheckpoints",
+    "convert",
+    "plan_steps",
+    "read_record",
+]

@@ -60,7 +60,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.path[:] = json.loads(sys.argv[1])
     kind, source_fd, output_fd = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    from libs.conversion.archive import Refused
+    from libs.conversion.archive import CheckpointRefused
 
     work = _work(kind)
     with os.fdopen(source_fd, "rb") as source, os.fdopen(output_fd, "wb", buffering=0) as output:
@@ -70,8 +70,8 @@ def main() -> None:
         mapping = mmap.mmap(source_fd, 0, access=mmap.ACCESS_COPY)
         confine(size, MEMORY_BYTES[kind], highest_descriptor(), size * EXPANSION.get(kind, 1))
         try:
-            _say(report=asdict(work(source, mapping, output, Progress())))
-        except Refused as error:
+            _say(report=asdict(work(source, mapping, output, ConversionProgress())))
+        except CheckpointRefused as error:
             _say(refused=str(error))
         except MemoryError:
             _say(refused=f"takes more than {MEMORY_BYTES[kind] >> 20} MiB of memory to read")
@@ -129,7 +129,7 @@ def confine(size: int, memory_bytes: int, highest: int, output_bytes: int) -> No
         resource.setrlimit(getattr(resource, name), (most, most))
 
 
-class Progress:
+class ConversionProgress:
     """Reports progress, now and then."""
 
     def __init__(self) -> None:

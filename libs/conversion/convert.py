@@ -20,7 +20,7 @@ from tempfile import TemporaryFile
 from typing import BinaryIO, Final
 
 from libs.catalog.checkpoint.files import locate, tensor_entries
-from libs.conversion.plan import VERSION, VOCABULARY_FILES, Step, index_path
+from libs.conversion.plan import VERSION, VOCABULARY_FILES, ConversionStep, index_path
 from libs.conversion.process import run
 from libs.errors import ModelBroken, NoCapacity
 
@@ -35,7 +35,7 @@ OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class ConversionRecord:
     """The record of one conversion.
 
     Attributes:
@@ -57,8 +57,8 @@ class Converted:
 
 
 def convert(
-    root: Path, into: Path, steps: Sequence[Step], on_progress: OnProgress
-) -> tuple[Converted, ...]:
+    root: Path, into: Path, steps: Sequence[ConversionStep], on_progress: OnProgress
+) -> tuple[ConversionRecord, ...]:
     """Write the outputs of all steps to the directory `into`; sources are files of the checkpoint
     `root`, which may be `into`.
 
@@ -78,13 +78,13 @@ def convert(
     return tuple(done[step.output] for step in steps)
 
 
-def read_record(directory: Path) -> tuple[Converted, ...]:
+def read_record(directory: Path) -> tuple[ConversionRecord, ...]:
     """Return the conversions with results in a directory; empty if it has none, or if a crash cut
     the record short.
     """
     try:
         entries = json.loads((directory / RECORD).read_text(encoding="utf-8"))
-        return tuple(Converted(**entry) for entry in entries)
+        return tuple(ConversionRecord(**entry) for entry in entries)
     except (OSError, ValueError, TypeError):
         return ()
 
@@ -95,7 +95,7 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_same(before: Converted, source: Path, into: Path) -> bool:
+def _is_same(before: ConversionRecord, source: Path, into: Path) -> bool:
     """Return True if a result of a source of the same size exists; the caller's listing stands for
     the same content.
     """
@@ -107,7 +107,9 @@ def _is_same(before: Converted, source: Path, into: Path) -> bool:
     )
 
 
-def _convert(step: Step, path: Path, into: Path, on_progress: OnProgress) -> Converted:
+def _convert(
+    step: ConversionStep, path: Path, into: Path, on_progress: OnProgress
+) -> ConversionRecord:
     output = into / step.output
     part = output.with_name(f"{output.name}.part")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +137,7 @@ def _convert(step: Step, path: Path, into: Path, on_progress: OnProgress) -> Con
 
 
 @contextmanager
-def _opened(step: Step, path: Path) -> Iterator[BinaryIO]:
+def _opened(step: ConversionStep, path: Path) -> Iterator[BinaryIO]:
     """Yield the file that the child reads: the source, or a bundle of all files that decide about a
     tokenizer, as JSON of base64.
     """
@@ -163,8 +165,8 @@ def _opened(step: Step, path: Path) -> Iterator[BinaryIO]:
 
 
 def _verified(
-    step: Step, source: Path, into: Path, part: Path, report: Mapping[str, object]
-) -> Converted:
+    step: ConversionStep, source: Path, into: Path, part: Path, report: Mapping[str, object]
+) -> ConversionRecord:
     """Return the record of a result that was read again: its digest, and its header with every
     tensor in place. Raises ModelBroken.
     """
@@ -183,7 +185,7 @@ def _verified(
                     f"{step.source}: its conversion was not written as it was computed: the disk "
                     "may be faulty"
                 )
-            return Converted(
+            return ConversionRecord(
                 source=step.source,
                 source_bytes=source.stat().st_size,
                 source_sha256=file_sha256(source),
@@ -201,7 +203,7 @@ def _verified(
                     f"{step.source}: its conversion was not written as it was computed: the disk "
                     "may be faulty"
                 )
-            return Converted(
+            return ConversionRecord(
                 source=step.source,
                 source_bytes=source.stat().st_size,
                 source_sha256=file_sha256(source),
@@ -217,7 +219,7 @@ def _verified(
     raise ModelBroken(f"{step.source}: the report of its conversion cannot be read")
 
 
-def _write_indexes(into: Path, steps: Sequence[Step]) -> None:
+def _write_indexes(into: Path, steps: Sequence[ConversionStep]) -> None:
     """Write model.safetensors.index.json for each folder with sharded weights. Raises ModelBroken
     for a tensor in two shards.
     """
@@ -237,7 +239,7 @@ def _write_indexes(into: Path, steps: Sequence[Step]) -> None:
         _write(into / index, json.dumps({"metadata": {}, "weight_map": places}, indent=1))
 
 
-def _write_record(into: Path, done: Iterable[Converted]) -> None:
+def _write_record(into: Path, done: Iterable[ConversionRecord]) -> None:
     _write(into / RECORD, json.dumps([asdict(one) for one in done], indent=1))
 
 

@@ -79,7 +79,7 @@ _OPEN_CLIP: Final = "open_clip_pytorch_model.bin"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ConversionStep:
     """A file to convert. `source` and `output` are paths from the checkpoint's root, with
     slashes.
     """
@@ -147,7 +147,7 @@ def is_additional(name: str) -> bool:
     return name in [_OUTPUTS[torch] for torch in _ADDITIONAL]
 
 
-def plan_steps(paths: Iterable[str]) -> tuple[Step, ...]:
+def plan_steps(paths: Iterable[str]) -> tuple[ConversionStep, ...]:
     """Return the conversion of each torch checkpoint among the selected files, in the order of
     their paths, then that of each folder's vocabulary.
     """
@@ -157,14 +157,19 @@ def plan_steps(paths: Iterable[str]) -> tuple[Step, ...]:
         place = PurePosixPath(path)
         folders.setdefault(str(place.parent), []).append(place.name)
     tokenizers = [
-        Step("tokenizer", str(PurePosixPath(folder, name)), str(PurePosixPath(folder, TOKENIZER)))
+        ConversionStep(
+            "tokenizer", str(PurePosixPath(folder, name)), str(PurePosixPath(folder, TOKENIZER))
+        )
         for folder, names in folders.items()
         if (name := find_vocabulary(names))
     ]
-    return (*(Step("torch", path, _output(path)) for path in found if is_torch(path)), *tokenizers)
+    return (
+        *(ConversionStep("torch", path, _output(path)) for path in found if is_torch(path)),
+        *tokenizers,
+    )
 
 
-def foreign_steps(paths: Collection[str]) -> tuple[Step, ...]:
+def foreign_steps(paths: Collection[str]) -> tuple[ConversionStep, ...]:
     """Return the conversion of the GGUF or ONNX file of a directory, of the paths of its files;
     empty if it has neither.
 
@@ -184,11 +189,11 @@ def foreign_steps(paths: Collection[str]) -> tuple[Step, ...]:
             )
         if found and ending == ".gguf":
             return (
-                Step("gguf", found[0], "model.safetensors"),
-                Step("gguf_settings", found[0], GGUF_SETTINGS),
+                ConversionStep("gguf", found[0], "model.safetensors"),
+                ConversionStep("gguf_settings", found[0], GGUF_SETTINGS),
             )
         if found:
-            return (Step("onnx", found[0], "model.safetensors"),)
+            return (ConversionStep("onnx", found[0], "model.safetensors"),)
     return ()
 
 
@@ -214,7 +219,7 @@ def _output(path: str) -> str:
     return str(place.with_name(name))
 
 
-def index_path(step: Step) -> str:
+def index_path(step: ConversionStep) -> str:
     """Return the path of the index that lists the shard's tensors with those of the others; empty
     if the output is not a shard.
     """

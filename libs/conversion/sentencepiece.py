@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
-from libs.conversion.archive import Refused
+from libs.conversion.archive import CheckpointRefused
 
 UNIGRAM: Final = 1
 BPE: Final = 2
@@ -35,7 +35,7 @@ _MESSAGES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class VocabularyPiece:
     """A piece of the vocabulary.
 
     Attributes:
@@ -55,7 +55,7 @@ class Pieces:
         charsmap: Its normalization rules as `Precompiled` takes them; empty: none.
     """
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[VocabularyPiece]
     model_type: int
     unk_id: int
     unk_piece: str
@@ -63,20 +63,20 @@ class Pieces:
 
 
 def read_pieces(data: bytes) -> Pieces:
-    """Read a SentencePiece model. Raises Refused for bytes that are not one."""
+    """Read a SentencePiece model. Raises CheckpointRefused for bytes that are not one."""
     model = _model()()
     try:
         model.ParseFromString(data)
     except message.DecodeError as error:
-        raise Refused(f"is not a SentencePiece model: {error}") from None
+        raise CheckpointRefused(f"is not a SentencePiece model: {error}") from None
     if not model.pieces:
-        raise Refused("is not a SentencePiece model: it has no pieces")
+        raise CheckpointRefused("is not a SentencePiece model: it has no pieces")
     if len(charsmap := model.normalizer.precompiled_charsmap) > _MAX_CHARSMAP_BYTES:
-        raise Refused(
+        raise CheckpointRefused(
             f"has normalization rules of {len(charsmap):,} bytes; at most "
             f"{_MAX_CHARSMAP_BYTES:,} are converted"
         )
-    pieces = [Piece(piece.piece, piece.score, piece.type) for piece in model.pieces]
+    pieces = [VocabularyPiece(piece.piece, piece.score, piece.type) for piece in model.pieces]
     trainer = model.trainer
     return Pieces(pieces, trainer.model_type, trainer.unk_id, trainer.unk_piece, charsmap)
 

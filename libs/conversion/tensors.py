@@ -30,13 +30,13 @@ from torch import _weights_only_unpickler as machine
 from libs.conversion.archive import (
     MAX_TENSORS,
     BoundedReader,
-    Refused,
-    Span,
+    ByteSpan,
+    CheckpointRefused,
     detect_format,
     legacy_storages,
     read_archive,
 )
-from libs.conversion.writing import ALIGN, Progress, Report
+from libs.conversion.writing import ALIGN, ConversionReport, Progress
 
 MAX_AXES: Final = 8
 MAX_NAME: Final = 512
@@ -86,7 +86,7 @@ class _Tensor:
     """
 
     meta: torch.Tensor
-    span: Span
+    span: ByteSpan
 
     @property
     def bytes(self) -> int:
@@ -105,17 +105,17 @@ class _Storages:
 
     def load(self, saved: object) -> Any:
         """Implement torch's `persistent_load`: for ("storage", class, key, location, count[,
-        view]). Raises Refused.
+        view]). Raises CheckpointRefused.
         """
         if (
             not isinstance(saved, tuple)
             or len(saved) not in (5, 6)
             or saved[0] not in ("storage", b"storage")
         ):
-            raise Refused(f"has a reference that is not to a storage: {str(saved)[:100]}")
+            raise CheckpointRefused(f"has a reference that is not to a storage: {str(saved)[:100]}")
         _, kind, key, _, count = saved[:5]
         if len(saved) == 6 and saved[5] is not None:
-            raise Refused(
+            raise CheckpointRefused(
                 f"has a view of the storage {str(key)[:100]!r}, as only torch before 0.4 wrote: "
                 "save it again"
             )
@@ -125,20 +125,22 @@ class _Storages:
             or not isinstance(count, int)
             or not 0 <= count < 1 << 48
         ):
-            raise Refused(f"has the storage {str(key)[:100]!r} of {str(count)[:40]} numbers")
+            raise CheckpointRefused(
+                f"has the storage {str(key)[:100]!r} of {str(count)[:40]} numbers"
+            )
         dtype = torch.uint8 if kind is torch.UntypedStorage else getattr(kind, "dtype", None)
         if not isinstance(dtype, torch.dtype):
-            raise Refused(
+            raise CheckpointRefused(
                 f"has the storage {key[:100]!r} of the class {str(kind)[:100]}, which is not one "
                 "of numbers"
             )
         size = (count, dtype.itemsize)
         if key in self.made:
             if self.sizes[key] != size:
-                raise Refused(f"has the storage {key[:100]!r} with two sizes or types")
+                raise CheckpointRefused(f"has the storage {key[:100]!r} with two sizes or types")
             return self.made[key]
         if len(self.made) >= MAX_TENSORS:
-            raise Refused(f"has more than {MAX_TENSORS:,} storages")
+            raise CheckpointRefused(f"has more than {MAX_TENSORS:,} storages")
         self.made[key] = _without_data(count, dtype)
         self.sizes[key] = size
         self.keys[self.made[key]._untyped_storage._cdata] = key
@@ -162,8 +164,11 @@ def warm() -> None:
         del view
 
 
-def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Progress) -> Report:
-    """Write the tensors of a checkpoint to an empty file. Raises Refused, naming the fault.
+def convert(
+    source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Progress
+) -> ConversionReport:
+    """Write the tensors of a checkpoint to an empty file. Raises CheckpointRefused, naming the
+    fault.
 
     Args:
         mapping: The source in memory, for tensors with numbers out of order.
@@ -179,31 +184,31 @@ def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Pr
     limit = os.fstat(source.fileno()).st_size + MAX_EXTRA_BYTES
     total = sum(tensor.bytes for tensor in kept.values())
     if total > limit:
-        raise Refused(
+        raise CheckpointRefused(
             f"has tensors of {total:,} bytes in all, which overlap: the file has "
             f"{limit - MAX_EXTRA_BYTES:,}"
         )
     digest = _write(kept, _Source(source, mapping), output, progress)
-    return Report(len(kept), digest, f"torch {torch.__version__}", left_out, tied)
+    return ConversionReport(len(kept), digest, f"torch {torch.__version__}", left_out, tied)
 
 
-def _load_zip(source: BinaryIO, storages: _Storages) -> tuple[object, Mapping[str, Span]]:
+def _load_zip(source: BinaryIO, storages: _Storages) -> tuple[object, Mapping[str, ByteSpan]]:
     archive = read_archive(source)
     data = os.pread(source.fileno(), archive.pickle.size, archive.pickle.begin)
     loaded = _unpickled(io.BytesIO(data), storages)
     for key, (count, item) in storages.sizes.items():
         span = archive.storages.get(key)
         if span is None:
-            raise Refused(f"is truncated: the storage {key[:100]!r} is missing")
+            raise CheckpointRefused(f"is truncated: the storage {key[:100]!r} is missing")
         if span.size != count * item:
-            raise Refused(
+            raise CheckpointRefused(
                 f"has two sizes for the storage {key[:100]!r}: {span.size:,} and "
                 f"{count * item:,} bytes"
             )
     return loaded, archive.storages
 
 
-def _load_legacy(source: BinaryIO, storages: _Storages) -> tuple[object, Mapping[str, Span]]:
+def _load_legacy(source: BinaryIO, storages: _Storages) -> tuple[object, Mapping[str, ByteSpan]]:
     """Five pickles one after another: magic number, version, a description of the machine, the
     object, the keys of its storages.
     """
@@ -211,46 +216,50 @@ def _load_legacy(source: BinaryIO, storages: _Storages) -> tuple[object, Mapping
     reader = BoundedReader(source)
     _unpickled(reader, storages)
     if (version := _unpickled(reader, storages)) != _PROTOCOL:
-        raise Refused(
+        raise CheckpointRefused(
             f"has the version {str(version)[:40]} of torch's older format; {_PROTOCOL} is read"
         )
     host = _unpickled(reader, storages)
     if not isinstance(host, dict) or host.get("little_endian") is not True:
-        raise Refused("has numbers in another byte order than little-endian")
+        raise CheckpointRefused("has numbers in another byte order than little-endian")
     loaded = _unpickled(reader, storages)
     keys = _unpickled(reader, storages)
     if not isinstance(keys, list):
-        raise Refused("is damaged: it has no list of storages")
+        raise CheckpointRefused("is damaged: it has no list of storages")
     return loaded, legacy_storages(source, source.tell(), keys, storages.sizes)
 
 
 def _unpickled(reader: Any, storages: _Storages) -> object:
-    """Return the object of one pickle, by torch's weights-only machine. Raises Refused."""
+    """Return the object of one pickle, by torch's weights-only machine. Raises
+    CheckpointRefused.
+    """
     unpickler: Any = machine.Unpickler(reader, encoding="utf-8")
     unpickler.persistent_load = storages.load
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Of pickle protocols; unknown opcodes are refused.
             return unpickler.load()
-    except Refused:
+    except CheckpointRefused:
         raise
     except MemoryError:
-        raise Refused("takes more memory to read than the limit") from None
+        raise CheckpointRefused("takes more memory to read than the limit") from None
     except pickle.UnpicklingError as error:
         asked = _GLOBAL.search(str(error))
         if asked:
-            raise Refused(
+            raise CheckpointRefused(
                 f"asks for {asked[1][:200]!r}, which weights do not need and which could run code"
             ) from None
-        raise Refused(f"is not a pickle of tensors alone: {str(error)[:200]}") from None
+        raise CheckpointRefused(f"is not a pickle of tensors alone: {str(error)[:200]}") from None
     except (
         Exception
     ) as error:  # the machine raises what its opcodes raise: IndexError, KeyError, struct.error ...
-        raise Refused(f"is a damaged pickle: {type(error).__name__}: {str(error)[:200]}") from None
+        raise CheckpointRefused(
+            f"is a damaged pickle: {type(error).__name__}: {str(error)[:200]}"
+        ) from None
 
 
 def _tensors(
-    loaded: object, storages: _Storages, spans: Mapping[str, Span]
+    loaded: object, storages: _Storages, spans: Mapping[str, ByteSpan]
 ) -> tuple[dict[str, _Tensor], tuple[str, ...]]:
     """Return the tensors by name, and the names of entries that are none."""
     state = _unwrapped(loaded)
@@ -261,25 +270,25 @@ def _tensors(
             left_out.append(name[:100])
             continue
         if len(name) > MAX_NAME or not name.isprintable():
-            raise Refused(
+            raise CheckpointRefused(
                 f"has a tensor with the name {name[:100]!r}: a name has 1 to {MAX_NAME} "
                 "printable characters"
             )
         found[name] = _checked(name, value, storages, spans)
     if not found:
-        raise Refused("has no tensors")
+        raise CheckpointRefused("has no tensors")
     if len(found) > MAX_TENSORS:
-        raise Refused(f"has {len(found):,} tensors; at most {MAX_TENSORS:,} are read")
+        raise CheckpointRefused(f"has {len(found):,} tensors; at most {MAX_TENSORS:,} are read")
     return _without_prefix(found), tuple(left_out[:20])
 
 
 def _unwrapped(loaded: object) -> Mapping[str, object]:
     """Return the mapping of names to tensors, in the wrappers that trainers put around it. Raises
-    Refused.
+    CheckpointRefused.
     """
     for _ in range(MAX_WRAPPERS):
         if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
-            raise Refused(f"holds a {type(loaded).__name__}, not tensors by name")
+            raise CheckpointRefused(f"holds a {type(loaded).__name__}, not tensors by name")
         if any(isinstance(value, torch.Tensor) for value in loaded.values()):
             return loaded
         inner = [loaded[key] for key in _WRAPPERS if isinstance(loaded.get(key), dict)]
@@ -287,16 +296,16 @@ def _unwrapped(loaded: object) -> Mapping[str, object]:
         if not inner:
             break
         loaded = inner[0]
-    raise Refused(
+    raise CheckpointRefused(
         "has no tensors by name, nor in what trainers put around them (state_dict, model)"
     )
 
 
 def _checked(
-    name: str, value: torch.Tensor, storages: _Storages, spans: Mapping[str, Span]
+    name: str, value: torch.Tensor, storages: _Storages, spans: Mapping[str, ByteSpan]
 ) -> _Tensor:
-    """Return the tensor with the bytes of its storage. Raises Refused for anything but plain
-    numbers within the storage.
+    """Return the tensor with the bytes of its storage. Raises CheckpointRefused for anything but
+    plain numbers within the storage.
     """
     quoted = f"the tensor {name!r}"
     if (
@@ -304,19 +313,21 @@ def _checked(
         or value.layout != torch.strided
         or value.is_quantized
     ):
-        raise Refused(
+        raise CheckpointRefused(
             f"has {quoted} as {type(value).__name__} of layout {value.layout}; only plain "
             "tensors are converted"
         )
     if value.dtype not in _DTYPES:
-        raise Refused(f"has {quoted} of {value.dtype}; {', '.join(_DTYPES.values())} are converted")
+        raise CheckpointRefused(
+            f"has {quoted} of {value.dtype}; {', '.join(_DTYPES.values())} are converted"
+        )
     key = storages.keys.get(value.untyped_storage()._cdata)
     if key is None:
-        raise Refused(f"has {quoted} without a storage in the file")
+        raise CheckpointRefused(f"has {quoted} without a storage in the file")
     if value.dim() > MAX_AXES:
-        raise Refused(f"has {quoted} of {value.dim()} axes; at most {MAX_AXES} are read")
+        raise CheckpointRefused(f"has {quoted} of {value.dim()} axes; at most {MAX_AXES} are read")
     if value.is_conj() or value.is_neg():
-        raise Refused(f"has {quoted} as a view that negates")
+        raise CheckpointRefused(f"has {quoted} as a view that negates")
     span, item = spans[key], value.element_size()
     last = value.storage_offset() + sum(
         (size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True)
@@ -324,7 +335,7 @@ def _checked(
     if value.numel() and (
         any(step < 0 for step in value.stride()) or (last + 1) * item > span.size
     ):
-        raise Refused(f"has {quoted} beyond the {span.size:,} bytes of its storage")
+        raise CheckpointRefused(f"has {quoted} beyond the {span.size:,} bytes of its storage")
     return _Tensor(value.detach(), span)
 
 
@@ -424,7 +435,7 @@ def _copied(tensor: _Tensor, source: BinaryIO) -> Iterator[bytes]:
     while begin < end:
         block = os.pread(source.fileno(), min(BLOCK_BYTES, end - begin), begin)
         if not block:
-            raise Refused("became shorter while it was read")
+            raise CheckpointRefused("became shorter while it was read")
         begin += len(block)
         yield block
 

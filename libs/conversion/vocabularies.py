@@ -28,7 +28,7 @@ from tokenizers import (
     processors,
 )
 
-from libs.conversion.archive import Refused
+from libs.conversion.archive import CheckpointRefused
 from libs.conversion.plan import BPE_FILES, MARIAN_FILES, SENTENCEPIECE_FILES, WORDPIECE_FILE
 from libs.conversion.sentencepiece import BPE, CONTROL, UNIGRAM, USER_DEFINED, Pieces, read_pieces
 
@@ -206,7 +206,7 @@ class Made:
 def convert(
     source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, on_progress: Callable[[int, int], None]
 ) -> Made:
-    """Write the tokenizer.json of a bundle of files to `output`. Raises Refused as
+    """Write the tokenizer.json of a bundle of files to `output`. Raises CheckpointRefused as
     `tokenizer_json`.
     """
     files = {str(name): base64.b64decode(content) for name, content in json.load(source).items()}
@@ -228,7 +228,8 @@ def tokenizer_json(files: Mapping[str, bytes]) -> str:
             are not read.
 
     Raises:
-        Refused: for files that cannot be read, and for a tokenizer class without rules here.
+        CheckpointRefused: for files that cannot be read, and for a tokenizer class without rules
+        here.
     """
     settings = _Settings.read(files)
     if WORDPIECE_FILE in files and not any(name in files for name in SENTENCEPIECE_FILES):
@@ -242,7 +243,7 @@ def tokenizer_json(files: Mapping[str, bytes]) -> str:
     else:
         name = next((name for name in SENTENCEPIECE_FILES if name in files), "")
         if not name:
-            raise Refused(
+            raise CheckpointRefused(
                 f"no vocabulary: neither {WORDPIECE_FILE}, nor {' with '.join(BPE_FILES)}, nor a "
                 "SentencePiece model"
             )
@@ -251,8 +252,10 @@ def tokenizer_json(files: Mapping[str, bytes]) -> str:
 
 
 def from_pieces(values: Mapping[str, Any], pieces: Pieces) -> str:
-    """Return the tokenizer.json of a SentencePiece vocabulary; `values`: what tokenizer_config.json
-    says. Raises Refused.
+    """Return the tokenizer.json of a SentencePiece vocabulary. Raises CheckpointRefused.
+
+    Args:
+        values: The contents of tokenizer_config.json.
     """
     settings = _Settings.read({"tokenizer_config.json": json.dumps(values).encode()})
     return _finished(_sentencepiece(settings, pieces), settings)
@@ -324,7 +327,7 @@ def _class_name(values: Mapping[str, Any], config: Mapping[str, Any]) -> str:
         if class_name
         else f"model_type {kind!r} without a tokenizer_class"
     )
-    raise Refused(
+    raise CheckpointRefused(
         f"{what} has no conversion to tokenizer.json; known are {', '.join(sorted(_CLASSES))}"
     )
 
@@ -371,20 +374,22 @@ def _byte_level(settings: _Settings, vocabulary: bytes, merges: bytes) -> Tokeni
 
 
 def bpe_model(vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> Any:
-    """Return a model of byte-pair encoding. Raises Refused for merges of pieces that the vocabulary
-    does not have.
+    """Return a model of byte-pair encoding. Raises CheckpointRefused for merges of pieces that the
+    vocabulary does not have.
     """
     try:
         return models.BPE(vocab, merges, **options)
     except Exception as error:  # the library raises no narrower class
-        raise Refused(f"has merges that do not fit its vocabulary: {str(error)[:200]}") from None
+        raise CheckpointRefused(
+            f"has merges that do not fit its vocabulary: {str(error)[:200]}"
+        ) from None
 
 
 def _pair(line: str) -> tuple[str, str]:
     match line.split():
         case [left, right]:
             return left, right
-    raise Refused(f"{BPE_FILES[1]}: the line {line[:100]!r} is not two pieces")
+    raise CheckpointRefused(f"{BPE_FILES[1]}: the line {line[:100]!r} is not two pieces")
 
 
 def _sentencepiece(settings: _Settings, found: Pieces) -> Tokenizer:
@@ -419,19 +424,19 @@ def _sentencepiece(settings: _Settings, found: Pieces) -> Tokenizer:
 
 
 def _marian(settings: _Settings, source: bytes, vocabulary: bytes) -> Tokenizer:
-    """Pieces of the source language under the ids of vocab.json, which has those of the target
-    language too.
+    """Return a tokenizer with the pieces of the source language under the ids of vocab.json, which
+    also has those of the target language.
 
     Pieces of the target language alone have so low a score that they stand for nothing but
     characters that the source lacks.
     """
     if settings.flag("separate_vocabs", False):
-        raise Refused(
+        raise CheckpointRefused(
             "`separate_vocabs`: models with a vocabulary for each language are not converted"
         )
     found = read_pieces(source)
     if found.model_type != UNIGRAM:
-        raise Refused(
+        raise CheckpointRefused(
             f"{MARIAN_FILES[0]}: a SentencePiece model of type {found.model_type}; Unigram (1) "
             "is converted"
         )
@@ -440,10 +445,10 @@ def _marian(settings: _Settings, source: bytes, vocabulary: bytes) -> Tokenizer:
     }
     _bound(len(ids))
     if sorted(ids.values()) != list(range(len(ids))):
-        raise Refused(f"{MARIAN_FILES[1]}: its ids are not 0 to {len(ids) - 1}")
+        raise CheckpointRefused(f"{MARIAN_FILES[1]}: its ids are not 0 to {len(ids) - 1}")
     unknown = ids.get(settings.specials["unk_token"].content)
     if unknown is None:
-        raise Refused(f"{MARIAN_FILES[1]}: has no unknown token")
+        raise CheckpointRefused(f"{MARIAN_FILES[1]}: has no unknown token")
     scores = {piece.text: piece.score for piece in found.pieces}
     other = min(scores.values()) - _OTHER_LANGUAGE_PENALTY
     ordered = sorted(ids, key=ids.__getitem__)
@@ -464,7 +469,7 @@ def _piece_model(
             pieces, unk_id=found.unk_id if unk_id is None else unk_id, byte_fallback=byte_fallback
         )
     if found.model_type != BPE:
-        raise Refused(
+        raise CheckpointRefused(
             f"a SentencePiece model of type {found.model_type}; Unigram (1) and BPE (2) are "
             "converted"
         )
@@ -564,15 +569,15 @@ def _around(settings: _Settings, found: Pieces) -> tuple[Any, Any, Any]:
 
 
 def _add_tokens(tokenizer: Tokenizer, settings: _Settings) -> None:
-    """Add the tokens that the files name, each under the id that they give it. Raises Refused where
-    that is not possible.
+    """Add the tokens that the files name, each under the id that they give it. Raises
+    CheckpointRefused where that is not possible.
     """
     for number, token in settings.added.items():
         if tokenizer.token_to_id(token.content) is None:
             _fill(tokenizer, token, number)
         _add(tokenizer, token)
         if tokenizer.token_to_id(token.content) != number:
-            raise Refused(
+            raise CheckpointRefused(
                 f"the added token {token.content[:100]!r} has the id {number} in one file and "
                 "another one in another"
             )
@@ -588,7 +593,7 @@ def _fill(tokenizer: Tokenizer, token: AddedToken, number: int) -> None:
     """
     following = tokenizer.get_vocab_size()
     if not 0 <= number - following <= _MAX_UNUSED:
-        raise Refused(
+        raise CheckpointRefused(
             f"the added token {token.content[:100]!r} has the id {number}, but {following} is next"
         )
     tokenizer.add_tokens(
@@ -632,13 +637,15 @@ def _post_processor(tokenizer: Tokenizer, settings: _Settings) -> Any:
 
 
 def template_processor(single: list[str], pair: list[str], special: list[tuple[str, int]]) -> Any:
-    """Return what puts special tokens around texts. Raises Refused for tokens that cannot stand in
-    a template.
+    """Return the post-processor that adds special tokens to texts. Raises CheckpointRefused for
+    tokens that cannot stand in a template.
     """
     try:
         return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
     except ValueError as error:
-        raise Refused(f"has special tokens that no template can have: {str(error)[:200]}") from None
+        raise CheckpointRefused(
+            f"has special tokens that no template can have: {str(error)[:200]}"
+        ) from None
 
 
 def _with_ends(settings: _Settings) -> tuple[str, str]:
@@ -657,7 +664,7 @@ def _slot(tokenizer: Tokenizer, settings: _Settings, slot: str) -> tuple[str, in
     content = settings.specials[slot].content
     number = tokenizer.token_to_id(content)
     if number is None:
-        raise Refused(f"the {slot} {content[:100]!r} is not in the vocabulary")
+        raise CheckpointRefused(f"the {slot} {content[:100]!r} is not in the vocabulary")
     return content, number
 
 
@@ -669,7 +676,7 @@ def _token(value: object, *, special: bool) -> AddedToken:
             ways = {key: bool(value.get(key, False)) for key in ("lstrip", "rstrip", "single_word")}  # type: ignore[attr-defined]
             normalized = bool(value.get("normalized", not special))  # type: ignore[attr-defined]
             return AddedToken(content, special=special, normalized=normalized, **ways)
-    raise Refused("an added token is neither a text nor an object with `content`")
+    raise CheckpointRefused("an added token is neither a text nor an object with `content`")
 
 
 def _id(value: object) -> int:
@@ -678,7 +685,7 @@ def _id(value: object) -> int:
     except ValueError:
         number = -1
     if not 0 <= number <= _MAX_TOKENS * 4:
-        raise Refused(
+        raise CheckpointRefused(
             f"a token has the id {str(value)[:40]!r}; ids are numbers from 0 to {_MAX_TOKENS * 4:,}"
         )
     return number
@@ -688,7 +695,7 @@ def _object(name: str, data: bytes) -> Mapping[str, Any]:
     try:
         found = json.loads(_text(name, data))
     except (ValueError, RecursionError) as error:
-        raise Refused(f"{name}: is not JSON: {str(error)[:100]}") from None
+        raise CheckpointRefused(f"{name}: is not JSON: {str(error)[:100]}") from None
     return _mapping(found)
 
 
@@ -700,12 +707,12 @@ def _text(name: str, data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Refused(f"{name}: is not UTF-8: {error}") from None
+        raise CheckpointRefused(f"{name}: is not UTF-8: {error}") from None
 
 
 def _bound(tokens: int) -> None:
     if tokens > _MAX_TOKENS:
-        raise Refused(f"has {tokens:,} tokens; at most {_MAX_TOKENS:,} are converted")
+        raise CheckpointRefused(f"has {tokens:,} tokens; at most {_MAX_TOKENS:,} are converted")
 
 
 def _has_number_comma(piece: str) -> bool:

@@ -20,7 +20,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ConversionReport:
     """The result of a conversion.
 
     Args:

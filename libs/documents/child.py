@@ -39,7 +39,7 @@ long slows it down less. With a higher number honest documents would exceed thei
 on a busy machine."""
 
 
-class Refused(Exception):
+class DocumentRefused(Exception):
     """The document cannot be read as asked. The message is for the caller."""
 
 
@@ -74,15 +74,15 @@ def main() -> None:
         _write_frame(out, answer, payload)
 
 
-def _document(family: str) -> Document | Converted:
+def _document(family: str) -> PdfFile | ConvertedDocument:
     if family == "pdf":
         import pypdfium2
 
-        return Document(pypdfium2)
+        return PdfFile(pypdfium2)
     folder = os.path.dirname(os.path.abspath(__file__))
     sys.path.append(folder)
     try:
-        return Converted(
+        return ConvertedDocument(
             importlib.import_module("conversion.formats"),
             importlib.import_module("conversion.limits"),
             family,
@@ -114,10 +114,10 @@ def _allow_seconds(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
-class Document:
+class PdfFile:
     """A PDF file, the one document that this process reads. `pdfium`: the module."""
 
-    refusals: tuple[type[Exception], ...] = (Refused,)
+    refusals: tuple[type[Exception], ...] = (DocumentRefused,)
 
     def __init__(self, pdfium: Any) -> None:
         self._pdfium = pdfium
@@ -155,10 +155,10 @@ class Document:
                 self._pdf.init_forms()
         except self._pdfium.PdfiumError as error:
             if "assword" in str(error):
-                raise Refused(
+                raise DocumentRefused(
                     "the document is encrypted with a password: send a copy without one"
                 ) from None
-            raise Refused(f"the bytes are not a readable PDF: {str(error)[:200]}") from None
+            raise DocumentRefused(f"the bytes are not a readable PDF: {str(error)[:200]}") from None
         return {"pages": len(self._pdf)}, b""
 
     def _sizes(self, first: int, last: int) -> Answer:
@@ -171,14 +171,14 @@ class Document:
         try:
             return self._pdf[number - 1]
         except self._pdfium.PdfiumError as error:
-            raise Refused(f"page {number} cannot be read: {str(error)[:200]}") from None
+            raise DocumentRefused(f"page {number} cannot be read: {str(error)[:200]}") from None
 
     def _draw(self, number: int, dpi: int, most: int) -> Answer:
         page = self._page(number)
         try:
             width, height = (math.ceil(side * (dpi / _POINTS)) for side in page.get_size())
             if not 0 < width * height <= most:
-                raise Refused(f"page {number} has another size than the document says")
+                raise DocumentRefused(f"page {number} has another size than the document says")
             bitmap = page.render(scale=dpi / _POINTS, rev_byteorder=True)
             row, view = bitmap.width * 3, memoryview(bitmap.buffer).cast("B")
             lines = (
@@ -197,13 +197,13 @@ class Document:
         finally:
             page.close()
         if len(text) > most:
-            raise Refused(
+            raise DocumentRefused(
                 f"page {number} has {len(text):,} bytes of text; at most {most:,} are read"
             )
         return {}, text
 
 
-class Converted:
+class ConvertedDocument:
     """A document that is converted to Markdown when it is opened.
 
     Args:
@@ -215,7 +215,7 @@ class Converted:
     def __init__(self, formats: Any, limits: Any, family: str) -> None:
         self._formats, self._limits, self._family = formats, limits, family
         self._kind, self._pages = "", list[bytes]()
-        self.refusals: tuple[type[Exception], ...] = (Refused, limits.Refused)
+        self.refusals: tuple[type[Exception], ...] = (DocumentRefused, limits.ConversionRefused)
 
     @property
     def is_open(self) -> bool:
@@ -228,14 +228,14 @@ class Converted:
 
     def handle(self, asked: dict[str, Any], payload: bytes) -> Answer:
         if asked["do"] == "open":
-            limits = self._limits.Limits(**asked["limits"])
+            limits = self._limits.ConversionLimits(**asked["limits"])
             self._kind, self._pages = self._formats.convert(payload, self._family, limits)
             return {"pages": len(self._pages)}, b""
         if asked["do"] == "pages":
             return {"pages": len(self._pages)}, b""
         if asked["do"] == "text":
             return {}, self._pages[asked["page"] - 1]
-        raise Refused(
+        raise DocumentRefused(
             f"the {self._kind} has no pages that can be drawn as images: only its text is read, by "
             "the task text"
         )

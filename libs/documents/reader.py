@@ -33,7 +33,7 @@ from typing import Final
 import numpy as np
 
 from libs.documents import limits
-from libs.documents.conversion.limits import Limits
+from libs.documents.conversion.limits import ConversionLimits
 from libs.documents.conversion.sniffing import MODULES, Family, family, refusal
 from libs.documents.drawn import Pixels
 from libs.errors import InternalError, InvalidInput, NoCapacity, TaskNotSupported
@@ -77,7 +77,7 @@ def _nothing() -> None:
     return
 
 
-_CONVERSION: Final = Limits(
+_CONVERSION: Final = ConversionLimits(
     entries=limits.ARCHIVE_FILES,
     archive_bytes=limits.ARCHIVE_BYTES,
     part_bytes=limits.ARCHIVE_FILE_BYTES,
@@ -98,7 +98,7 @@ class Bounds:
     memory: int = limits.MEMORY_BYTES
     seconds: int = limits.PAGE_SECONDS
     pixels: int = limits.PIXELS
-    conversion: Limits = _CONVERSION
+    conversion: ConversionLimits = _CONVERSION
 
 
 class _Lost(Exception):
@@ -154,7 +154,11 @@ class _Process:
     def ask(
         self, about: dict[str, object], payload: bytes = b"", *, most: int = 0
     ) -> tuple[dict[str, object], bytearray]:
-        """`most`: bytes of the answer's payload. Raises _Lost."""
+        """Send a request and return its answer. Raises _Lost.
+
+        Args:
+            most: Maximum bytes of the answer's payload.
+        """
         until = time.monotonic() + self._seconds
         asked = json.dumps(about).encode()
         try:

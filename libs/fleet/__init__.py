@@ -4,7 +4,7 @@ workers.
 
 from libs.fleet.claims import may_claim
 from libs.fleet.coordination import TTL_MS, LostLeadership
-from libs.fleet.registry import Fleet, Usage
+from libs.fleet.registry import Fleet, WorkerUsage
 from libs.fleet.snapshot import (
     LOADING_STATES,
     FleetSnapshot,
@@ -20,8 +20,8 @@ __all__ = [
     "FleetSnapshot",
     "LeaderRecord",
     "LostLeadership",
-    "Usage",
     "WorkerModelRecord",
     "WorkerRecord",
+    "WorkerUsage",
     "may_claim",
 ]

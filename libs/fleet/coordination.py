@@ -36,7 +36,7 @@ class LostLeadership(Exception):
 
 
 class Coordination:
-    """Raises NoCapacity while Redis is unavailable."""
+    """Claims of lanes and orders to workers. Raises NoCapacity while Redis is unavailable."""
 
     def __init__(self, redis: Redis, *, ttl_ms: int = TTL_MS) -> None:
         self._redis = redis

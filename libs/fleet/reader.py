@@ -60,7 +60,7 @@ class Rest:
     """Workers to be removed, with the times of their last heartbeats."""
 
 
-class Reader:
+class FleetReader:
     """The records and cards of the last read, with this process' own changes since."""
 
     def __init__(self, redis: Redis, disks: Disks, *, ttl_ms: int) -> None:

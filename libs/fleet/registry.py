@@ -23,7 +23,7 @@ from libs.fleet.cards import card_digest, merged, without_measures
 from libs.fleet.coordination import TTL_MS, Coordination
 from libs.fleet.disks import Disks, content_tag, models_on_disk
 from libs.fleet.failures import Failures
-from libs.fleet.reader import NO_MODELS, Known, Reader
+from libs.fleet.reader import NO_MODELS, FleetReader, Known
 from libs.fleet.snapshot import (
     FleetSnapshot,
     LeaderRecord,
@@ -36,7 +36,7 @@ ANOTHER: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class WorkerUsage:
     """Values of a worker's last heartbeat that only operators need."""
 
     heartbeat_ms: int
@@ -53,7 +53,7 @@ class Fleet(Coordination):
     def __init__(self, redis: Redis, *, ttl_ms: int = TTL_MS) -> None:
         super().__init__(redis, ttl_ms=ttl_ms)
         self._disks = Disks(redis)
-        self._reader = Reader(redis, self._disks, ttl_ms=ttl_ms)
+        self._reader = FleetReader(redis, self._disks, ttl_ms=ttl_ms)
         self._failures = Failures(redis)
         # The state: the last snapshot, and the leader of the last read; the digests of the cards
         # that each worker reported last, by model, and in its list; each model's holders and card
@@ -274,7 +274,7 @@ class Fleet(Coordination):
         heartbeat = value.partition(b" ")[2]
         return worker_pb2.HeartbeatRequest.FromString(heartbeat).epoch, int(heard_ms)
 
-    async def usage(self) -> dict[str, Usage]:
+    async def usage(self) -> dict[str, WorkerUsage]:
         """Read these values of all workers."""
         with translated():
             async with self._redis.pipeline(transaction=False) as pipeline:
@@ -282,7 +282,7 @@ class Fleet(Coordination):
                 pipeline.hgetall(scripts.USAGE)
                 heard, used = await pipeline.execute()
         return {
-            worker_id.decode(): Usage(
+            worker_id.decode(): WorkerUsage(
                 int(heard_ms), *(float(seconds) for seconds in used[worker_id].split())
             )
             for worker_id, heard_ms in heard

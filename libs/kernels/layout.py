@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SequenceRun:
     """Adjacent sequences of one shape, which a kernel can view as one dense batch.
 
     Attributes:
@@ -46,7 +46,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BatchLayout:
     """The queries `cu_queries[i]:cu_queries[i + 1]` and keys `cu_keys[i]:cu_keys[i + 1]` of each
     sequence i, both int32.
 
@@ -59,13 +59,13 @@ class Layout:
     cu_keys: Tensor
     max_queries: int
     max_keys: int
-    runs: tuple[Run, ...]
+    runs: tuple[SequenceRun, ...]
     memo: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def from_lengths(
         queries: Sequence[int], keys: Sequence[int], device: torch.device | str = "cpu"
-    ) -> Layout:
+    ) -> BatchLayout:
         """Build the layout of sequences with these numbers of queries and keys, laid end to end in
         this order.
         """
@@ -73,14 +73,14 @@ class Layout:
         cu_queries, *other = upload(
             [ends(queries)] if is_same else [ends(queries), ends(keys)], device
         )
-        return Layout.at(cu_queries, other[0] if other else cu_queries, queries, keys)
+        return BatchLayout.at(cu_queries, other[0] if other else cu_queries, queries, keys)
 
     @staticmethod
     def at(
         cu_queries: Tensor, cu_keys: Tensor, queries: Sequence[int], keys: Sequence[int]
-    ) -> Layout:
+    ) -> BatchLayout:
         """Build the same from bounds that are on the device already."""
-        return Layout(cu_queries, cu_keys, max(queries), max(keys), runs(queries, keys))
+        return BatchLayout(cu_queries, cu_keys, max(queries), max(keys), runs(queries, keys))
 
     @property
     def max_positions(self) -> int:
@@ -95,13 +95,13 @@ class Layout:
         return all(run.keys >= run.queries for run in self.runs)
 
 
-def runs(queries: Sequence[int], keys: Sequence[int]) -> tuple[Run, ...]:
+def runs(queries: Sequence[int], keys: Sequence[int]) -> tuple[SequenceRun, ...]:
     """Return the runs of adjacent sequences of equal shape."""
-    found: list[Run] = []
+    found: list[SequenceRun] = []
     query = key = 0
     for (own, seen), group in groupby(zip(queries, keys, strict=True)):
         count = sum(1 for _ in group)
-        found.append(Run(query, key, count, own, seen))
+        found.append(SequenceRun(query, key, count, own, seen))
         query += count * own
         key += count * seen
     return tuple(found)

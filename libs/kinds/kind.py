@@ -17,7 +17,7 @@ from libs.catalog.checkpoint.layout import common_card, read_checkpoint
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointPlace:
     """A checkpoint directory, of an unknown kind.
 
     Attributes:
@@ -78,8 +78,8 @@ class Kind:
 
     name: str
     folder: str
-    claims: Callable[[Place], bool]
-    card: Callable[[Place], Card]
+    claims: Callable[[CheckpointPlace], bool]
+    card: Callable[[CheckpointPlace], Card]
     configs: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     check: Callable[[Card], None] | None = None
@@ -101,10 +101,10 @@ def in_layout(
         has_template: Whether inputs can be rendered with a chat template.
     """
 
-    def is_claimed(place: Place) -> bool:
+    def is_claimed(place: CheckpointPlace) -> bool:
         return claims(place.files) if place.named is None else place.named == name
 
-    def card(place: Place) -> Card:
+    def card(place: CheckpointPlace) -> Card:
         if not has_template:
             refuse_messages(place.files)
         return reader(place.files, common_card(place.files, place.model, name))

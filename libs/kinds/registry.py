@@ -16,7 +16,7 @@ from libs.kinds.glirel import card as glirel
 from libs.kinds.hybrid import card as hybrid
 from libs.kinds.image_generative import card as image_generative
 from libs.kinds.images import card as images
-from libs.kinds.kind import Kind, Place
+from libs.kinds.kind import CheckpointPlace, Kind
 from libs.kinds.laya import card as laya
 from libs.kinds.multi_vector import card as multi_vector
 from libs.kinds.nvembed import card as nvembed
@@ -57,7 +57,7 @@ NAMES: Final = tuple(sorted({kind.name for kind in KINDS}))
 """The values of `Card.kind`."""
 
 
-def detect_kind(place: Place) -> Kind:
+def detect_kind(place: CheckpointPlace) -> Kind:
     """Return the kind of the checkpoint. Raises ModelBroken if none can serve it."""
     for kind in KINDS:
         if kind.claims(place):

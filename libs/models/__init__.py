@@ -15,7 +15,7 @@ from libs.models.interface.results import (
     Result,
     ScoreResult,
     SparseRows,
-    Stored,
+    StoredArray,
 )
 from libs.models.interface.sequences import (
     GENERATE,
@@ -91,7 +91,7 @@ __all__ = [
     "ScoreWork",
     "SparseRow",
     "SparseRows",
-    "Stored",
+    "StoredArray",
     "StructureWork",
     "Truncation",
     "Unfinished",

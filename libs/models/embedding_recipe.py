@@ -12,7 +12,13 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
 from libs.catalog.card import Card
-from libs.embedding_id import Recipe, check_expected, embedding_id, is_expected, recipe_digest
+from libs.embedding_id import (
+    EmbeddingRecipe,
+    check_expected,
+    embedding_id,
+    is_expected,
+    recipe_digest,
+)
 from libs.models.interface.work import EncodeWork, Role, Truncation
 from libs.models.text.checks import select_adapter, select_prompt
 
@@ -64,7 +70,7 @@ class HasDefaultRole(Protocol):
     default_role: Role
 
 
-class EncodeOptions(NamedTuple):
+class VectorOptions(NamedTuple):
     """The options of an EncodeWork that decide its vectors.
 
     A tuple, because one is made and hashed for each job.
@@ -83,8 +89,8 @@ class EncodeOptions(NamedTuple):
     late_chunking: bool = False
 
     @staticmethod
-    def from_work(work: EncodeWork) -> EncodeOptions:
-        return EncodeOptions(
+    def from_work(work: EncodeWork) -> VectorOptions:
+        return VectorOptions(
             work.role,
             work.instruction,
             work.adapter,
@@ -115,7 +121,7 @@ class EmbeddingIdentity:
         self._cached = lru_cache(MAX_CACHED_IDS)(self._compute)
         self._reasons = lru_cache(MAX_CACHED_DIFFERENCES)(self._difference)
 
-    def compute_id(self, options: EncodeOptions, adapter_files: str = "") -> str:
+    def compute_id(self, options: VectorOptions, adapter_files: str = "") -> str:
         """Return the id of vectors with these options.
 
         `adapter_files`: SHA-256 digest of the files of the adapter in `options`; empty if that is
@@ -123,7 +129,7 @@ class EmbeddingIdentity:
         """
         return self._cached(options, adapter_files)
 
-    def check(self, options: EncodeOptions, expected: str, adapters: Mapping[str, str]) -> None:
+    def check(self, options: VectorOptions, expected: str, adapters: Mapping[str, str]) -> None:
         """Raise EmbeddingIdMismatch with both ids, and the difference as far as it is known, unless
         vectors with these options have the expected id.
 
@@ -134,16 +140,16 @@ class EmbeddingIdentity:
             loaded = tuple(sorted(adapters.items()))
             check_expected(expected, found, self._reasons(options, expected, found, loaded))
 
-    def _compute(self, options: EncodeOptions, adapter_files: str) -> str:
+    def _compute(self, options: VectorOptions, adapter_files: str) -> str:
         return embedding_id(self.recipe(options, adapter_files), self._format)
 
-    def recipe(self, options: EncodeOptions, adapter_files: str = "") -> Recipe:
+    def recipe(self, options: VectorOptions, adapter_files: str = "") -> EmbeddingRecipe:
         """Return the recipe of vectors with these options."""
         card, facts = self._card, self._facts
         if card.queries is not None and self._query_facts is not None and self._is_query(options):
             card, facts = card.queries, self._query_facts
         cut = options.truncation in ("end", "start")
-        return Recipe(
+        return EmbeddingRecipe(
             files=self._files,
             card=facts,
             prompt=options.instruction or select_prompt(card, options.role, options.adapter),
@@ -158,7 +164,7 @@ class EmbeddingIdentity:
             late_chunking=options.late_chunking,
         )
 
-    def _is_query(self, options: EncodeOptions) -> bool:
+    def _is_query(self, options: VectorOptions) -> bool:
         """Return whether a Router's encoder for queries computes the vectors."""
         return options.role == "query" or (not options.role and self._card.query_default)
 
@@ -174,7 +180,7 @@ class EmbeddingIdentity:
         return bool(self._default_role) and (role or self._default_role) == "query"
 
     def _difference(
-        self, options: EncodeOptions, expected: str, found: str, loaded: _Adapters
+        self, options: VectorOptions, expected: str, found: str, loaded: _Adapters
     ) -> str:
         """Describe what differs: one option, if another value of it gives the expected id."""
         adapters = dict(loaded)
@@ -191,8 +197,8 @@ class EmbeddingIdentity:
         )
 
     def _variants(
-        self, options: EncodeOptions, adapters: Mapping[str, str]
-    ) -> Iterator[tuple[str, EncodeOptions]]:
+        self, options: VectorOptions, adapters: Mapping[str, str]
+    ) -> Iterator[tuple[str, VectorOptions]]:
         """Yield the options with another value of one of them, and that value's name."""
         roles: tuple[Role, ...] = ("", "query", "document")
         for role in roles:

@@ -13,7 +13,7 @@ from libs.catalog.overrides import Overrides
 from libs.errors import ModelBroken
 from libs.kinds.kind import Kind
 from libs.models.interface.model import Model
-from libs.models.interface.source import Source
+from libs.models.interface.source import LoadArguments
 from libs.models.runtime.packed_model import PackedModel
 
 GENERATIVE: Final = "generative"
@@ -31,8 +31,8 @@ def load_model(
     """Load a model that is not generative, as `load_served_model` does. Raises ModelBroken for
     others.
     """
-    source = Source(directory, model_id, device, dtype, overrides, base)
-    kind = _kind_of(source)
+    source = LoadArguments(directory, model_id, device, dtype, overrides, base)
+    kind = _find_kind(source)
     if kind.name == GENERATIVE:  # before its weights are read
         raise ModelBroken(
             f"models of the kind {kind.name!r}, such as {model_id}, have no vectors, scores or "
@@ -66,15 +66,15 @@ def load_served_model(
     Raises ModelBroken with the file and the key or tensor at fault, or with the accuracy that int8
     would lose.
     """
-    source = Source(directory, model_id, device, dtype, overrides, base, memory_bytes)
-    return _load(_kind_of(source), source)
+    source = LoadArguments(directory, model_id, device, dtype, overrides, base, memory_bytes)
+    return _load(_find_kind(source), source)
 
 
-def _kind_of(source: Source) -> Kind:
+def _find_kind(source: LoadArguments) -> Kind:
     _, kind = detect(source.directory, source.model_id, source.overrides, source.base)
     return kind
 
 
-def _load(kind: Kind, source: Source) -> Model:
+def _load(kind: Kind, source: LoadArguments) -> Model:
     model: Model = import_module(f"libs.kinds.{kind.folder}.model").load(source)
     return model

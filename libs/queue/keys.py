@@ -163,7 +163,7 @@ def queue_slots_setting() -> int:
     )
 
 
-class Keys:
+class RedisKeys:
     """The names of all keys, given the number of slots; those of a lane are cached."""
 
     def __init__(self, slots: int) -> None:

@@ -19,7 +19,7 @@ from libs.errors import NoCapacity
 from libs.queue import operations, upkeep
 from libs.queue.chunks import CALL_JOBS, batched, is_large, split_jobs
 from libs.queue.clock import RedisClock
-from libs.queue.connection.channels import Channels
+from libs.queue.connection.channels import RedisChannels
 from libs.queue.connection.client import translated
 from libs.queue.connection.requirements import check_redis
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
@@ -27,8 +27,8 @@ from libs.queue.keys import (
     KEYS,
     STREAMED_CHANNEL,
     WAKEUP_CHANNEL,
-    Keys,
     LaneKey,
+    RedisKeys,
     WakeupLeft,
     WorkerWakeup,
     parse_wakeup,
@@ -103,7 +103,7 @@ class Lanes:
         self._attempts = _Attempts(
             max_attempts=max_attempts, dead_letter_limit=dead_letter_limit, dead_result=dead_result
         )
-        self._keys = Keys(slots)
+        self._keys = RedisKeys(slots)
         self.masters = Masters(redis, self._keys)
         self._clients = self.masters.clients
         inboxes: dict[Redis, list[str]] = {}
@@ -115,7 +115,7 @@ class Lanes:
         # Batch ids are never reused, even after Redis lost its data: a late answer must not end
         # another batch's lease.
         self._batch_prefix = secrets.token_hex(6)
-        self._channels = Channels(
+        self._channels = RedisChannels(
             redis, lambda: [client for client, _ in self.masters.group_slots()]
         )
         # The state: the number of the next batch; the last gauges.

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
 from libs.queue.connection.cluster import ClusterRedis, client_for_key, within_master_timeout
-from libs.queue.keys import Keys, LaneKey
+from libs.queue.keys import LaneKey, RedisKeys
 from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class _Tolerance:
 class Masters:
     """The clients of the slots' masters, and the rules for work on several of them."""
 
-    def __init__(self, redis: Redis, keys: Keys) -> None:
+    def __init__(self, redis: Redis, keys: RedisKeys) -> None:
         self._redis = redis
         self._keys = keys
         self.clients = [client_for_key(redis, index) for index in keys.indexes()]

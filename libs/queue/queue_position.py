@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from redis.asyncio import Redis
 
 from libs.queue.connection.cluster import client_for_key
-from libs.queue.keys import Keys, LaneKey
+from libs.queue.keys import LaneKey, RedisKeys
 from libs.queue.operations import lane_script
 from libs.queue.scripts import Reply, Rest
 
@@ -47,7 +47,7 @@ class QueuePositions:
     """
 
     def __init__(self, redis: Redis, *, slots: int = 1) -> None:
-        self._keys = Keys(slots)
+        self._keys = RedisKeys(slots)
         self._clients = [client_for_key(redis, index) for index in self._keys.indexes()]
 
     async def read(self, lane: LaneKey, tenants: Sequence[str]) -> list[QueuePosition]:

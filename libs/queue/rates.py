@@ -21,7 +21,7 @@ from libs.queue.scripts import Reply, script
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class RateLimit:
     """A tenant's rate limits; 0: unlimited."""
 
     requests_per_second: float = 0.0
@@ -53,7 +53,7 @@ class Rates:
         self._slots = slots
         self._clock = clock
 
-    async def take(self, tenant: str, rate: Rate, tokens: int) -> float:
+    async def take(self, tenant: str, rate: RateLimit, tokens: int) -> float:
         """Charge one request and return 0.0, or charge nothing and return the seconds until it
         would conform.
 
@@ -61,11 +61,11 @@ class Rates:
         """
         return await self._charge(tenant, rate, 1, tokens)
 
-    async def give_back(self, tenant: str, rate: Rate, tokens: int) -> None:
+    async def give_back(self, tenant: str, rate: RateLimit, tokens: int) -> None:
         """Refund `take` for a request that was refused for another reason."""
         await self._charge(tenant, rate, -1, -tokens)
 
-    async def _charge(self, tenant: str, rate: Rate, requests: int, tokens: int) -> float:
+    async def _charge(self, tenant: str, rate: RateLimit, requests: int, tokens: int) -> float:
         key = rates_key(tenant, self._slots)
         reply = await charge(
             client_for_key(self._redis, key),

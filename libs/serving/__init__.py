@@ -13,15 +13,15 @@ from libs.serving.calls.deadline import Deadline
 from libs.serving.calls.multiplex import StreamCall
 from libs.serving.security.identity import Identity
 from libs.serving.security.settings import Security
-from libs.serving.server import LIVENESS, Server, Service, serving
+from libs.serving.server import LIVENESS, GrpcServer, Service, serving
 
 __all__ = [
     "LIVENESS",
     "Call",
     "Deadline",
+    "GrpcServer",
     "Identity",
     "Security",
-    "Server",
     "Service",
     "StreamCall",
     "current_call",

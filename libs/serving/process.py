@@ -29,7 +29,7 @@ unless a process asks for more.
 """
 
 
-class Settings(Protocol):
+class ServiceSettings(Protocol):
     """The settings of a service, as far as `run` uses them."""
 
     @property
@@ -43,7 +43,7 @@ class Settings(Protocol):
         """Return the settings for the one log line at the start, without secrets."""
 
 
-_Settings = TypeVar("_Settings", bound=Settings)
+_Settings = TypeVar("_Settings", bound=ServiceSettings)
 Running = Callable[[_Settings], AbstractAsyncContextManager[object]]
 
 

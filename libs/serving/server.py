@@ -117,7 +117,7 @@ class Service:
         }
 
 
-class Server:
+class GrpcServer:
     """A listening server. `address` has the bound port."""
 
     def __init__(
@@ -207,14 +207,14 @@ async def serving(
     grace_seconds: float = 25.0,
     connection_seconds: float = 0.0,
     on_drained: Callable[[], None] = lambda: None,
-) -> AsyncIterator[Server]:
+) -> AsyncIterator[GrpcServer]:
     """Serve on `address` (`host:port`, port 0 for any, or `unix:path`) until the context ends, then
     drain.
 
     Args:
         security: TLS and authentication. Without it any caller is accepted, on loopback only.
         health: Health-check names in addition to those of `services`. LIVENESS serves immediately;
-            the others and the whole server begin as NOT_SERVING (see Server.set_health).
+            the others and the whole server begin as NOT_SERVING (see GrpcServer.set_health).
         connection_seconds: Maximum connection age (0: none). Clients then reconnect and so find new
             routers; calls in flight continue.
         on_drained: Called when only internal calls are left, to end those.
@@ -239,7 +239,7 @@ async def serving(
         {name: most for service in services for name, most in service.limits.items()},
         {f"/{one.name}/Multiplex": one.stream_calls for one in services if one.stream_calls},
     )
-    server = Server(
+    server = GrpcServer(
         _grpc_server(services, interceptor, connection_seconds), interceptor, [*names, *health]
     )
     await server.start(address, security)

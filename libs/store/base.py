@@ -21,7 +21,7 @@ from libs.errors import ModelBroken, ModelNotFound
 from libs.kinds.gliner import card as gliner
 from libs.kinds.glirel import card as glirel
 from libs.names import is_model_id
-from libs.store.source import Remote, RemoteFile, Source
+from libs.store.source import ModelSource, Remote, RemoteFile
 
 _MAX_CONFIG_BYTES: Final = 1_000_000
 _SETTINGS: Final = ("config.json",)
@@ -64,7 +64,7 @@ class _Need:
     names: Collection[str]
 
 
-def with_base_model(model: str, found: Remote, source: Source) -> Remote:
+def with_base_model(model: str, found: Remote, source: ModelSource) -> Remote:
     """Return the model itself, or together with the files of its base models where it lacks them.
 
     Raises ModelBroken where a base model cannot be found, NoCapacity where a retry may help.
@@ -117,7 +117,7 @@ def _needs(file: str, config: Mapping[str, object], paths: Collection[str]) -> l
     return needs
 
 
-def _base(model: str, need: _Need, name: object, source: Source) -> Remote:
+def _base(model: str, need: _Need, name: object, source: ModelSource) -> Remote:
     """Return the model that has the missing files. Raises ModelBroken."""
     if not isinstance(name, str) or not is_model_id(name):
         shown = repr(str(name)[:100])

@@ -25,11 +25,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from libs.conversion import Step
+from libs.conversion import ConversionStep
 from libs.conversion.plan import is_torch
 from libs.errors import ModelBroken, NoCapacity
 from libs.store.download import done_bytes
-from libs.store.source import Progress, Remote, RemoteFile
+from libs.store.source import DownloadProgress, Remote, RemoteFile
 
 RECORD: Final = ".shoal.json"
 _LISTING: Final = "listing.json"
@@ -173,7 +173,7 @@ class Cache:
         with suppress(FileNotFoundError):
             os.utime(self.models / model / RECORD)
 
-    def progress(self, model: str) -> Progress | None:
+    def progress(self, model: str) -> DownloadProgress | None:
         """Return the progress of a download of the model by any process of this node; None if there
         is none.
         """
@@ -181,7 +181,7 @@ class Cache:
         if listing is None:
             return None
         total = sum(file.size for file in listing.files)
-        return Progress(done_bytes(listing.files, self._incoming / model / "files"), total)
+        return DownloadProgress(done_bytes(listing.files, self._incoming / model / "files"), total)
 
     def begin(self, model: str, listing: Listing, budget_bytes: int) -> Path:
         """Reserve disk space, evicting the least recently used models if needed. Returns the
@@ -206,7 +206,9 @@ class Cache:
             os.utime(incoming / _LISTING)
             return incoming / "files"
 
-    def finish_conversion(self, model: str, listing: Listing, steps: Sequence[Step]) -> None:
+    def finish_conversion(
+        self, model: str, listing: Listing, steps: Sequence[ConversionStep]
+    ) -> None:
         """Record the outputs of a model's conversions in place of their sources, then remove
         these. The caller holds its lock.
         """

@@ -34,7 +34,7 @@ _Mark = tuple[int, int, int, int, int]
 """Device, inode, size, and times of the last change of content and of metadata."""
 
 
-class Stopped(Exception):
+class HashingStopped(Exception):
     """Hashing was stopped."""
 
 
@@ -124,7 +124,7 @@ class FileDigests:
         """Return the digest of the listed files.
 
         Raises FilesChanged for a file that is not the listed one, OSError for one that cannot be
-        read, Stopped once `stop` is set.
+        read, HashingStopped once `stop` is set.
         """
         digests = self._hash_all([one for each in listed for one in each.files], stop)
         found = [
@@ -185,7 +185,7 @@ class FileDigests:
                 raise FilesChanged(f"{path} changed before it was hashed")
             while block := file.read(_READ_BYTES):
                 if stop is not None and stop.is_set():
-                    raise Stopped
+                    raise HashingStopped
                 total.update(block)
             if _mark(os.fstat(file.fileno())) != mark:
                 raise FilesChanged(f"{path} changed while it was hashed")

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from libs.catalog.checkpoint.files import tensor_entries, tensor_header
 from libs.errors import ModelBroken, NoCapacity
-from libs.store.source import OutOfReach, Progress, Remote, RemoteFile
+from libs.store.source import DownloadProgress, OutOfReach, Remote, RemoteFile
 
 _ROUNDS: Final = 2
 """A file that arrives corrupt is fetched once more; if it is corrupt again, the source's copy is
@@ -64,7 +64,7 @@ def download(
     files: Sequence[RemoteFile],
     directory: Path,
     transfer: Transfer,
-    report: Callable[[Progress], None],
+    report: Callable[[DownloadProgress], None],
 ) -> None:
     """Download and verify all `files` into `directory`. No other process may write there at the
     same time.
@@ -73,7 +73,7 @@ def download(
     broken, or access denied) and NoCapacity (source unreachable, or the disk not writable); ranges
     on disk by then are kept for the next attempt.
     """
-    parts = [Part(file, directory) for file in files]
+    parts = [PartialFile(file, directory) for file in files]
     problems: list[str] = []
     for _ in range(_ROUNDS):
         tally = _Tally(parts, report)
@@ -93,7 +93,7 @@ def download(
 
 def done_bytes(files: Sequence[RemoteFile], directory: Path) -> int:
     """Return how many bytes of the files are on disk, whichever process downloads them."""
-    return sum(Part(file, directory).done_bytes() for file in files)
+    return sum(PartialFile(file, directory).done_bytes() for file in files)
 
 
 def _all(tasks: Sequence[Callable[[], None]], transfer: Transfer) -> None:
@@ -106,7 +106,9 @@ def _all(tasks: Sequence[Callable[[], None]], transfer: Transfer) -> None:
         future.result()
 
 
-def _fetch(remote: Remote, part: Part, start: int, transfer: Transfer, tally: _Tally) -> None:
+def _fetch(
+    remote: Remote, part: PartialFile, start: int, transfer: Transfer, tally: _Tally
+) -> None:
     end = min(start + transfer.range_bytes, part.file.size)
 
     def read() -> bytes:
@@ -131,21 +133,23 @@ def _fetch(remote: Remote, part: Part, start: int, transfer: Transfer, tally: _T
 class _Tally:
     """Counts bytes over threads."""
 
-    def __init__(self, parts: Sequence[Part], report: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, parts: Sequence[PartialFile], report: Callable[[DownloadProgress], None]
+    ) -> None:
         self._lock = threading.Lock()
         self._total = sum(part.file.size for part in parts)
         self._report = report
         # Mutable state.
         self._done = sum(part.done_bytes() for part in parts)
-        report(Progress(self._done, self._total))
+        report(DownloadProgress(self._done, self._total))
 
     def add(self, count: int) -> None:
         with self._lock:
             self._done += count
-            self._report(Progress(self._done, self._total))
+            self._report(DownloadProgress(self._done, self._total))
 
 
-class Part:
+class PartialFile:
     """One file being downloaded into `directory`. `problem`: why the last `finish` found it
     corrupt; empty if it did not.
     """

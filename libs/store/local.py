@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from libs.catalog.checkpoint.files import locate
-from libs.conversion import Converted, Step, TorchCheckpoints, convert, plan_steps
+from libs.conversion import ConversionRecord, ConversionStep, TorchCheckpoints, convert, plan_steps
 from libs.conversion.convert import OnProgress
 from libs.conversion.plan import GGUF_SETTINGS, find_vocabulary, foreign_steps, is_torch
 from libs.errors import InvalidInput, ModelBroken, NoCapacity
@@ -38,7 +38,7 @@ from libs.store.select import (
     named_folders,
     select,
 )
-from libs.store.source import Progress, RemoteFile
+from libs.store.source import DownloadProgress, RemoteFile
 from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ _AREA: Final = ".converted"
 _MAX_MODEL_FILES: Final = 10_000
 _NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
-Report = Callable[[Progress], None]
+Report = Callable[[DownloadProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class LocalCopies:
                     plan.found.path,
                     incoming,
                     steps,
-                    lambda name, done, total: report(Progress(done, total)),
+                    lambda name, done, total: report(DownloadProgress(done, total)),
                 )
                 cache.finish_conversion(plan.name, plan.listing, steps)
             cache.publish(plan.name)
@@ -186,7 +186,7 @@ class LocalCopies:
 
 def write_converted(
     directory: Path, output: Path, on_progress: OnProgress
-) -> tuple[Converted, ...]:
+) -> tuple[ConversionRecord, ...]:
     """Write a copy of a model's directory with its torch checkpoints, GGUF or ONNX file converted;
     `output` must not exist. Returns the conversions; for safetensors weights it returns none and
     writes nothing.
@@ -256,7 +256,7 @@ def _read_named(directory: Path) -> _Directory:
     return found
 
 
-def _foreign(found: _Directory) -> tuple[Step, ...]:
+def _foreign(found: _Directory) -> tuple[ConversionStep, ...]:
     """Return the conversion of a directory that has its weights only as GGUF or ONNX; empty for
     others. Raises ModelBroken.
     """

@@ -15,8 +15,8 @@ from libs.conversion import TorchCheckpoints
 from libs.errors import InvalidInput
 from libs.store.cache import Cache
 from libs.store.local import LocalCopies
-from libs.store.source import Source
-from libs.store.store import Store
+from libs.store.source import ModelSource
+from libs.store.store import ModelStore
 
 _LIBRARIES: Final = {
     "s3": ("s3fs", "shoal-mesh[s3]"),
@@ -73,7 +73,7 @@ def open_store(
     root: Path,
     budget_bytes: int,
     torch_checkpoints: TorchCheckpoints = "convert",
-) -> Store:
+) -> ModelStore:
     """Return the store of these sources. `budget_bytes` 0: nine tenths of the disk's free space now
     plus the bytes of present copies.
 
@@ -85,7 +85,7 @@ def open_store(
         raise InvalidInput(
             f"SHOAL_STORE_DIR: {root} cannot be used: {error.strerror}", field="SHOAL_STORE_DIR"
         ) from error
-    return Store(
+    return ModelStore(
         [_open(url) for url in urls],
         cache,
         _budget(cache, budget_bytes),
@@ -108,7 +108,7 @@ def _budget(cache: Cache, budget_bytes: int) -> int:
     )
 
 
-def _open(url: str) -> Source:
+def _open(url: str) -> ModelSource:
     if url == _HUB:
         # Read when huggingface_hub is imported; without it huggingface_hub sends the hub torch's
         # version and more.

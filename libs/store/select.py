@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from libs.catalog.checkpoint import adapter, tasks
-from libs.catalog.checkpoint.files import Config
+from libs.catalog.checkpoint.files import CheckpointConfig
 from libs.conversion.plan import (
     BASE_FOLDER,
     FOREIGN,
@@ -211,7 +211,7 @@ def _is_open_clip(remote: Remote, by_path: dict[str, RemoteFile]) -> bool:
         return False
     config = _json(remote, by_path["config.json"]) if "config.json" in by_path else None
     return not images.describes_towers(
-        Config("config.json", config) if isinstance(config, dict) else None
+        CheckpointConfig("config.json", config) if isinstance(config, dict) else None
     )
 
 

@@ -19,7 +19,7 @@ class OutOfReach(NoCapacity):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class DownloadProgress:
     """The progress of one download, in bytes."""
 
     done: int
@@ -65,7 +65,7 @@ class Remote(Protocol):
         """
 
 
-class Source(Protocol):
+class ModelSource(Protocol):
     """A place from which models are fetched. Called in threads; blocks."""
 
     def find(self, model: str) -> Remote | Path:

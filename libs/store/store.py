@@ -1,5 +1,5 @@
-"""`Store.get`: the directory of a model, from this node's copies or from the first source that has
-it.
+"""`ModelStore.get`: the directory of a model, from this node's copies or from the first source that
+has it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from libs.store.cache import Cache, Copy, Listing
 from libs.store.download import Transfer, download, patiently
 from libs.store.local import LocalCopies, Report
 from libs.store.select import select
-from libs.store.source import OutOfReach, Source
+from libs.store.source import ModelSource, OutOfReach
 from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
 
 
-class Store:
+class ModelStore:
     """Thread-safe and single-flight: however many threads and processes of this node ask for a
     model, it is fetched once.
     """
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[ModelSource],
         cache: Cache,
         budget_bytes: int,
         transfer: Transfer | None = None,
@@ -122,7 +122,7 @@ class Store:
         raise _worst(model, errors)
 
     def _fetch_from(
-        self, source: Source, model: str, report: Report, is_adapter: bool
+        self, source: ModelSource, model: str, report: Report, is_adapter: bool
     ) -> Path | None:
         pauses = self._transfer.retry_seconds
         # Clients wait to learn whether any source has the model: an unreachable one is tried twice,

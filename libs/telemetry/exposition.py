@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import Metric
 
 from libs.errors import InvalidInput, NoCapacity
-from libs.telemetry.metrics import REGISTRY, Reading
+from libs.telemetry.metrics import REGISTRY, ReadCollector
 
 
 @asynccontextmanager
@@ -36,7 +36,7 @@ async def serving_metrics(
         return
     host, port = parse_address(address)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Reading(lambda: chain(REGISTRY.collect() if with_own else (), read())))
+    registry.register(ReadCollector(lambda: chain(REGISTRY.collect() if with_own else (), read())))
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:

@@ -351,7 +351,7 @@ MODEL_TOKENS_PER_SECOND: Final = Series(
 )
 
 
-class Reading(Collector):
+class ReadCollector(Collector):
     """Collects the families that `read` builds at each scrape, on the scrape's thread: it may only
     read data that is replaced as a whole."""
 

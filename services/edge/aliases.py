@@ -21,20 +21,20 @@ import yaml
 from libs.errors import InvalidInput
 from libs.names import is_adapter_name, is_alias, is_model_id
 from libs.serving.watched import Watched
-from services.edge.messages.names import ROLES, Names, Target
+from services.edge.messages.names import ROLES, AliasNames, AliasTarget
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]{0,255}")
 _KEYS: Final = frozenset({"model", "alias", "role", "dimensions", "adapter"})
 
 
-def watch_aliases(path: Path) -> Watched[Names]:
+def watch_aliases(path: Path) -> Watched[AliasNames]:
     """Read the aliases now and again whenever the file changes. Raises InvalidInput as
     `read_aliases`.
     """
     return Watched([path], partial(read_aliases, path))
 
 
-def read_aliases(path: Path) -> Names:
+def read_aliases(path: Path) -> AliasNames:
     """Read the aliases. Raises InvalidInput that names the file, the alias and the key at fault."""
     try:
         content = yaml.safe_load(path.read_bytes())
@@ -51,10 +51,10 @@ def read_aliases(path: Path) -> Names:
         isinstance(content, Mapping) and set(content) - {"aliases"}
     ):
         raise _wrong(path, "it must have one key, aliases, with a map from names to models")
-    return Names({str(name): _target(path, str(name), entry) for name, entry in found.items()})
+    return AliasNames({str(name): _target(path, str(name), entry) for name, entry in found.items()})
 
 
-def _target(path: Path, name: str, entry: Any) -> Target:
+def _target(path: Path, name: str, entry: Any) -> AliasTarget:
     entry = {"model": entry} if isinstance(entry, str) else entry
     if not _NAME.fullmatch(name):
         raise _wrong(
@@ -83,7 +83,7 @@ def _target(path: Path, name: str, entry: Any) -> Target:
         raise _wrong(
             path, f"{name}.adapter must be org/name, or the name of one of the model's adapters"
         )
-    return Target(model, role, dimensions, adapter)
+    return AliasTarget(model, role, dimensions, adapter)
 
 
 def _alias_of_the_mesh(path: Path, name: str, entry: Mapping[str, Any]) -> str:

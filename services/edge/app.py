@@ -21,32 +21,32 @@ from libs.serving.security.settings import is_loopback
 from libs.telemetry import metrics
 from libs.telemetry.exposition import serving_metrics
 from libs.telemetry.logs import fields
-from services.edge.activity.history import History
+from services.edge.activity.history import RequestHistory
 from services.edge.asgi import Application, RequestLimits, State
 from services.edge.batches import routes as batch_routes
 from services.edge.batches.batches import Batches
 from services.edge.batches.context import Context
-from services.edge.batches.files import Files
+from services.edge.batches.files import FileService
 from services.edge.batches.manager import Manager
-from services.edge.console import Console
+from services.edge.console import ConsoleApp
 from services.edge.console.access import origin_name
-from services.edge.credentials import Trust
+from services.edge.credentials import CallerTrust
 from services.edge.intake import reading
 from services.edge.intake.budget import Budget
 from services.edge.intake.served import Executed, Serve
 from services.edge.jobs import routes as job_routes
 from services.edge.jobs.jobs import JobKind, Jobs
 from services.edge.jobs.objects import JobRecord
-from services.edge.jobs.runner import Mesh
+from services.edge.jobs.runner import MeshConnection
 from services.edge.messages.base import Answer, encode_json
 from services.edge.openapi import document
-from services.edge.ports.pages import Pages
+from services.edge.ports.pages import PageGuard
 from services.edge.ports.prefix_app import PrefixApp
 from services.edge.ports.tei_grpc import TeiServer, serving_tei
 from services.edge.reference import reference_answers
 from services.edge.routers import Routers
-from services.edge.routes import ROUTES, Table
-from services.edge.server import Limits, Server, serving_http
+from services.edge.routes import ROUTES, RouteTable
+from services.edge.server import HttpServer, ServerLimits, serving_http
 from services.edge.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Edge:
         self.console_address = ""
         self.aliases = settings.aliases
         # Beyond this machine the edge serves only for routers that authenticate callers.
-        self._trust = Trust(
+        self._trust = CallerTrust(
             settings.security.trust_domain if settings.security.client_ca else "", settings.vouches
         )
         self._needs_authentication = not (
@@ -89,7 +89,7 @@ class Edge:
             self.batch_context = Context(
                 settings.batches, routers.tenant, vouches=self._trust.vouches
             )
-            mesh = Mesh(settings.routers, settings.routers_tls)
+            mesh = MeshConnection(settings.routers, settings.routers_tls)
             jobs = JobKind(self.batch_context, settings.jobs, mesh)
             self.batches = Manager(
                 self.batch_context,
@@ -100,13 +100,13 @@ class Edge:
             )
             bounds = reading.BodyLimits(pause_seconds=settings.body_pause_seconds)
             served |= batch_routes.handlers(
-                Files(self.batch_context, bounds), Batches(self.batch_context, self.batches)
+                FileService(self.batch_context, bounds), Batches(self.batch_context, self.batches)
             )
             routes += batch_routes.ROUTES
             if settings.jobs.roots:
                 served |= job_routes.handlers(Jobs(self.batch_context, settings.jobs, self.batches))
                 routes += job_routes.ROUTES
-        table = Table((*ROUTES, *batch_routes.ROUTES, *job_routes.ROUTES))
+        table = RouteTable((*ROUTES, *batch_routes.ROUTES, *job_routes.ROUTES))
         described = encode_json(document(routes))
         own_answers: dict[str, Callable[[], Answer]] = {
             "/livez": _alive,
@@ -121,7 +121,7 @@ class Edge:
             "/openapi.json": lambda: Answer(described),
             **reference_answers(),
         }
-        self.pages = Pages(
+        self.pages = PageGuard(
             self.state,
             hosts=(
                 *settings.hosts,
@@ -133,7 +133,7 @@ class Edge:
             checks_host=settings.is_local or bool(settings.hosts),
             probes=own_answers,
         )
-        history = History(time.time())
+        history = RequestHistory(time.time())
         self.application = Application(
             routers,
             lambda: self.aliases.content,
@@ -156,7 +156,7 @@ class Edge:
 
         self.console = None
         if settings.console:
-            self.console = Console(
+            self.console = ConsoleApp(
                 self.application,
                 routers,
                 self.state,
@@ -250,7 +250,7 @@ class Edge:
             longest_seconds=settings.max_deadline_seconds,
         )
 
-    def read_metrics(self, server: Callable[[], Server | None]) -> Iterator[Metric]:
+    def read_metrics(self, server: Callable[[], HttpServer | None]) -> Iterator[Metric]:
         """Yield metrics. The thread that serves a scrape calls this."""
         serving_now = server()
         yield metrics.HTTP_CONNECTIONS.family(
@@ -282,7 +282,7 @@ async def running(settings: Settings) -> AsyncIterator[str]:
     async with AsyncExitStack() as stack:
         routers = await stack.enter_async_context(Routers(settings.routers, settings.routers_tls))
         edge = Edge(settings, routers)
-        servers: list[Server] = []
+        servers: list[HttpServer] = []
         await stack.enter_async_context(
             serving_metrics(
                 settings.metrics_address,
@@ -302,7 +302,7 @@ async def running(settings: Settings) -> AsyncIterator[str]:
         await stack.enter_async_context(edge.running_batches())
         looking = asyncio.create_task(edge.poll_forever(publish))
         stack.callback(looking.cancel)
-        limits = Limits(
+        limits = ServerLimits(
             settings.connections,
             settings.header_seconds,
             settings.idle_seconds,

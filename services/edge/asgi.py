@@ -38,7 +38,7 @@ from services.edge.activity.cost import Cost
 from services.edge.activity.history import CLIENT_LEFT, Finished
 from services.edge.compression import ENCODINGS, Compression, compress, negotiate_encoding
 from services.edge.credentials import (
-    Trust,
+    CallerTrust,
     decode_headers,
     read_request_id,
     read_timeout,
@@ -48,7 +48,7 @@ from services.edge.credentials import (
 from services.edge.intake import reading
 from services.edge.intake.budget import Budget
 from services.edge.intake.callers import Callers
-from services.edge.intake.reading import UNIDENTIFIED_BODY_BYTES, Intake, Payer
+from services.edge.intake.reading import UNIDENTIFIED_BODY_BYTES, BodyIntake, Payer
 from services.edge.intake.served import Executed, Serve, ServedRequest, StreamedAnswer
 from services.edge.messages.base import (
     EXPECT_EMBEDDING_ID_HEADER,
@@ -59,16 +59,16 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
-    Stream,
+    StreamedCall,
     invalid,
     with_embedding_id_header,
     with_truncated_inputs_header,
     with_truncation_header,
 )
-from services.edge.messages.names import Names
+from services.edge.messages.names import AliasNames
 from services.edge.messages.vocabulary import Vocabulary
 from services.edge.routers import Routers
-from services.edge.routes import DEFAULT, Table
+from services.edge.routes import DEFAULT, RouteTable
 
 log = logging.getLogger(__name__)
 
@@ -162,12 +162,12 @@ class Application:
     def __init__(
         self,
         routers: Routers,
-        names: Callable[[], Names],
+        names: Callable[[], AliasNames],
         state: State,
         *,
-        table: Table | None = None,
+        table: RouteTable | None = None,
         bounds: RequestLimits | None = None,
-        trust: Trust | None = None,
+        trust: CallerTrust | None = None,
         extra: MutableMapping[str, Callable[[], Answer]] | None = None,
         vocabulary: Vocabulary | None = None,
         compression: Compression = "auto",
@@ -177,10 +177,10 @@ class Application:
         self._routers = routers
         self._names = names
         self._state = state
-        self._table = table or Table()
+        self._table = table or RouteTable()
         self._bounds = bounds or RequestLimits()
-        self.intake = Intake(state.budget, Callers(routers.tenant), self._bounds.body)
-        self._trust = trust or Trust()
+        self.intake = BodyIntake(state.budget, Callers(routers.tenant), self._bounds.body)
+        self._trust = trust or CallerTrust()
         self._extra = dict(extra or {})
         self._vocabulary = vocabulary
         self._compression = compression
@@ -234,7 +234,7 @@ class Application:
     async def _answer_request(
         self, exchange: _Exchange, scope: Scope, receive: Receive, connection: Connected | None
     ) -> Answer | StreamedAnswer:
-        """Raises HttpError."""
+        """Answer a request by its route. Raises HttpError."""
         headers = exchange.headers
         REQUEST_ID.set(exchange.request_id)
         route, model = self._table.find(exchange.method, scope["path"])
@@ -350,7 +350,7 @@ class Application:
         metadata: Metadata,
         seconds: float,
     ) -> Answer:
-        """Raises HttpError."""
+        """Answer a POST with a JSON body as bulk work. Raises HttpError."""
         route, model = self._table.find("POST", path)
         exchange.route, exchange.dialect = route, route.dialect
         exchange.span = traces.http("POST", route.path, {}, chunk=traces.current())
@@ -384,7 +384,7 @@ class Application:
         deadline: float,
     ) -> Answer | StreamedAnswer:
         """Call the mesh until there is an answer. Raises HttpError."""
-        step: MeshCall | Stream | Answer
+        step: MeshCall | StreamedCall | Answer
         step, message = await _maybe_in_thread(
             len(received.body), lambda: _serialised(route.ask(received), received)
         )
@@ -393,12 +393,12 @@ class Application:
             if len(message) > max(held, len(received.body)):
                 await payer.reserve(len(message) - held)
                 held = len(message)
-            if isinstance(step, Stream):
+            if isinstance(step, StreamedCall):
                 return await self._start_stream(exchange, step, message, metadata, deadline)
             if step.dialect is not None:
                 exchange.dialect = step.dialect
             MODEL.set(getattr(step.message, "model", ""))
-            exchange.cost.note_question(step.message)
+            exchange.cost.note_request(step.message)
             seconds = _remaining_seconds(deadline)
             try:
                 reply, size = await self._routers.ask_sized(
@@ -424,14 +424,14 @@ class Application:
     async def _start_stream(
         self,
         exchange: _Exchange,
-        stream: Stream,
+        stream: StreamedCall,
         message: bytes,
         metadata: Metadata,
         deadline: float,
     ) -> StreamedAnswer:
         """Wait for the first reply. Raises HttpError."""
         MODEL.set(getattr(stream.message, "model", ""))
-        exchange.cost.note_question(stream.message)
+        exchange.cost.note_request(stream.message)
         replies = self._routers.stream(
             stream.method, message, seconds=_remaining_seconds(deadline), metadata=metadata
         )
@@ -455,8 +455,8 @@ class Application:
 
 
 def _serialised(
-    step: MeshCall | Stream | Answer, received: Received
-) -> tuple[MeshCall | Stream | Answer, bytes]:
+    step: MeshCall | StreamedCall | Answer, received: Received
+) -> tuple[MeshCall | StreamedCall | Answer, bytes]:
     if isinstance(step, Answer):
         return step, b""
     if received.expect_embedding_id:
@@ -482,7 +482,7 @@ def _expect_embedding_id(message: Message, expected: str) -> None:
 
 def _next_step(
     call: MeshCall, reply: Message, received: Received
-) -> tuple[MeshCall | Stream | Answer, bytes]:
+) -> tuple[MeshCall | StreamedCall | Answer, bytes]:
     """Return the step that follows from the mesh's reply. Raises HttpError."""
     step = with_embedding_id_header(call.convert(reply), reply)
     return _serialised(with_truncation_header(step, reply), received)
@@ -507,7 +507,10 @@ def _remaining_seconds(deadline: float) -> float:
 
 
 async def _stream_answer(
-    exchange: _Exchange, stream: Stream, begin: tuple[Any, bytes], replies: AsyncGenerator[Any]
+    exchange: _Exchange,
+    stream: StreamedCall,
+    begin: tuple[Any, bytes],
+    replies: AsyncGenerator[Any],
 ) -> AsyncGenerator[bytes]:
     """Yield the bytes of a stream. After a failure, yield an error in the dialect's form, since the
     status has already been sent.
@@ -528,7 +531,7 @@ async def _stream_answer(
             yield stream.fail(_stream_error(exchange, stream, error))
 
 
-def _stream_error(exchange: _Exchange, stream: Stream, error: Exception) -> HttpError:
+def _stream_error(exchange: _Exchange, stream: StreamedCall, error: Exception) -> HttpError:
     """Return the reason why an answer ends early after its status has been sent."""
     if isinstance(error, ShoalError):
         problem = HttpError.from_error(error, stream)
@@ -606,8 +609,8 @@ def _error_answer(exchange: _Exchange, problem: HttpError) -> Answer:
 
 
 async def _maybe_in_thread(
-    size: int, work: Callable[[], tuple[MeshCall | Stream | Answer, bytes]]
-) -> tuple[MeshCall | Stream | Answer, bytes]:
+    size: int, work: Callable[[], tuple[MeshCall | StreamedCall | Answer, bytes]]
+) -> tuple[MeshCall | StreamedCall | Answer, bytes]:
     return await asyncio.to_thread(work) if size > UNIDENTIFIED_BODY_BYTES else work()
 
 

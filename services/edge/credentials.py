@@ -32,7 +32,7 @@ _CALLERS: Final = ("client", "admin")
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class CallerTrust:
     """Requirements for callers.
 
     Attributes:
@@ -81,7 +81,10 @@ def read_timeout(headers: Mapping[str, str], default: float, longest: float) -> 
 
 
 def router_metadata(
-    headers: Mapping[str, str], request_id: str, certificate: Mapping[str, Any] | None, trust: Trust
+    headers: Mapping[str, str],
+    request_id: str,
+    certificate: Mapping[str, Any] | None,
+    trust: CallerTrust,
 ) -> Metadata:
     """Return the metadata for the router, without the trace; it says that the edge reads answers of
     any size.

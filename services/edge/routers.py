@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from shoal.errors import CannotConnect, Draining, ShoalError
-from shoal.transport.addresses import Addresses
+from shoal.transport.addresses import RouterAddresses
 from shoal.transport.aio import AsyncTransport
 from shoal.transport.methods import GET_CALLER, GET_MESH, HEALTH, LIST_MODELS, WATCH_MESH, Method
 from shoal.transport.trust import Tls
@@ -37,7 +37,7 @@ class Routers:
     """The routers of one edge. A call goes to the address that answered last."""
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None) -> None:
-        self._addresses = Addresses(tuple(addresses))
+        self._addresses = RouterAddresses(tuple(addresses))
         self._transport = AsyncTransport(tls)
         # The state: the methods that take bytes, by path.
         self._methods: dict[str, Method[bytes, Any]] = {}

@@ -51,7 +51,7 @@ DEFAULT: Final[Dialect] = openai.OPENAI
 """The dialect of errors for paths without a route."""
 
 
-class Table:
+class RouteTable:
     """Finds the route of a request. Paths without a parameter take precedence, then longer ones."""
 
     def __init__(self, routes: Iterable[Route] = ROUTES) -> None:

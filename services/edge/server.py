@@ -2,7 +2,7 @@
 connections, cancellation on disconnect, reloading of certificates, and graceful draining.
 
 A connection's state is uvicorn's. The application is any ASGI application. The request's
-`Connection` is in the scope's state under CONNECTION.
+`HttpConnection` is in the scope's state under CONNECTION.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ CERTIFICATE_CHECK_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """Limits of a server: `connections` is their maximum number; times are in seconds."""
 
     connections: int = 10_000
@@ -218,10 +218,10 @@ def close_gracefully(transport: asyncio.Transport, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, transport.abort)
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, config: Config, state: _State, limits: Limits) -> None:
+    def __init__(self, config: Config, state: _State, limits: ServerLimits) -> None:
         super().__init__(
             config=config, server_state=state, app_state={}, _loop=asyncio.get_running_loop()
         )
@@ -544,18 +544,18 @@ class Connection(HttpToolsProtocol):
         close_gracefully(self.transport, LINGER_SECONDS)
 
 
-class Server:
+class HttpServer:
     """A listening server. `address` has the port that was bound."""
 
     def __init__(
-        self, application: Callable[[Any, Any, Any], Awaitable[None]], limits: Limits
+        self, application: Callable[[Any, Any, Any], Awaitable[None]], limits: ServerLimits
     ) -> None:
         self.address = ""
         self._limits = limits
         self._state = _State()
         self._config = Config(
             cast(ASGI3Application, application),
-            http=Connection,
+            http=HttpConnection,
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -645,7 +645,7 @@ class Server:
             return
         before = self._listener
         self._listener = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self._config, self._state, self._limits),
+            lambda: HttpConnection(self._config, self._state, self._limits),
             sock=self._socket.dup(),
             ssl=context,
             backlog=2048,
@@ -662,13 +662,13 @@ class Server:
 async def serving_http(
     address: str,
     application: Callable[[Any, Any, Any], Awaitable[None]],
-    limits: Limits,
+    limits: ServerLimits,
     tls: TlsFiles | None,
     *,
     grace_seconds: float,
-) -> AsyncIterator[Server]:
+) -> AsyncIterator[HttpServer]:
     """Serve until the context ends, then drain. Raises NoCapacity, InvalidInput."""
-    server = Server(application, limits)
+    server = HttpServer(application, limits)
     await server.start(address, tls)
     keeping = asyncio.create_task(server.maintain(tls))
     try:

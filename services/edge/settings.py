@@ -24,7 +24,7 @@ from services.edge.compression import Compression
 from services.edge.console.access import origin_name
 from services.edge.jobs.roots import overlap
 from services.edge.jobs.settings import JobSettings
-from services.edge.messages.names import Names
+from services.edge.messages.names import AliasNames
 from services.edge.messages.vocabulary import Vocabulary, read_vocabulary
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:8080"
@@ -196,11 +196,11 @@ class Settings:
         lambda tls: "none" if tls is None else "mutual" if tls.certificate_chain else "on",
     )
     """TLS for routers."""
-    aliases: Watched[Names] = setting.parsed(
+    aliases: Watched[AliasNames] = setting.parsed(
         "SHOAL_ALIASES",
         "YAML file",
         lambda given: watch_aliases(Path(given)),
-        lambda: Watched.fixed(Names({})),
+        lambda: Watched.fixed(AliasNames({})),
         "The file of aliases: names that clients send, each with its model.",
         log=lambda aliases: len(aliases.content.aliases),
     )

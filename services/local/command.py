@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 from rich.markup import escape
-from shoal.cli.console import Console
+from shoal.cli.console import SafeConsole
 
 from libs.errors import NoCapacity, ShoalError
 from services.local.devices import accelerators, layout
@@ -137,7 +137,7 @@ def up(
     """Start Redis, a router, a scheduler, workers and HTTP on this machine, keep them running, and
     stop them on Ctrl-C.
     """
-    out = Console(stderr=True)
+    out = SafeConsole(stderr=True)
     try:
         check_installed()
         found = accelerators(device, os.environ)
@@ -174,7 +174,7 @@ def _http_port(given: int | None, port: int) -> int:
     return DEFAULT_HTTP_PORT if port else 0
 
 
-async def _up(settings: Settings, console: Console) -> None:
+async def _up(settings: Settings, console: SafeConsole) -> None:
     """Run until a signal. Raises NoCapacity if the mesh does not start, or can no longer answer
     requests.
     """
@@ -195,7 +195,7 @@ async def _up(settings: Settings, console: Console) -> None:
         raise error
 
 
-async def _serve(settings: Settings, console: Console) -> None:
+async def _serve(settings: Settings, console: SafeConsole) -> None:
     starting = console.status(f"starting Redis, a router and {settings.workers} worker(s) ...")
     starting.start()
     try:
@@ -213,7 +213,7 @@ async def _serve(settings: Settings, console: Console) -> None:
         starting.stop()
 
 
-def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
+def _greet(mesh: LocalMesh, settings: Settings, console: SafeConsole) -> None:
     entries = list(filter(None, settings.models.split(":")))
     names = [entry.partition("=")[0] if "=" in entry else f"those in {entry}" for entry in entries]
     model = example_model(settings.models, settings.stores, settings.default_model)
@@ -263,7 +263,7 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     _print_examples(mesh, model, names, console)
 
 
-def _print_examples(mesh: LocalMesh, model: str, names: list[str], console: Console) -> None:
+def _print_examples(mesh: LocalMesh, model: str, names: list[str], console: SafeConsole) -> None:
     """Print commands that use the mesh, with `model`; if that is empty, how to add one."""
     if not model:
         what = (
@@ -304,6 +304,7 @@ def _url(mesh: LocalMesh) -> str:
 
 
 def _curl(certificates: Path | None) -> str:
+    """Return the options of curl for a mesh with certificates."""
     if certificates is None:
         return ""
     ca, chain, key = (

@@ -37,7 +37,7 @@ from services.router.lanes.broken_lanes import BrokenLanes
 from services.router.lanes.codec import failed
 from services.router.lanes.dispatch import Dispatcher
 from services.router.lanes.pending_pulls import PendingPulls
-from services.router.lanes.presence import Presence
+from services.router.lanes.presence import WorkerPresence
 from services.router.lanes.pull import WorkerService
 from services.router.lanes.wakeups import Wakeups
 from services.router.metrics import RouterMetrics
@@ -50,7 +50,7 @@ from services.router.settings import Settings
 from services.router.state.background import Background
 from services.router.state.membership import Membership
 from services.router.state.outstanding import Outstanding
-from services.router.state.view import View
+from services.router.state.view import RouterView
 from services.router.upkeep import AWAY_TICK_SECONDS, Upkeep
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Router:
         self.aliases = AliasStore(redis, settings.router_id)
         positions = QueuePositions(redis, slots=settings.queue_slots)
         # This router's view of the mesh, and its obligations.
-        self.view = View(self.fleet)
+        self.view = RouterView(self.fleet)
         outstanding, background = Outstanding(), Background()
         self.in_flight = InFlightMemory(limit_bytes=settings.in_flight_bytes)
         # Jobs, and the pulls that wait for them.
@@ -102,7 +102,7 @@ class Router:
             outstanding,
             max_queued_tokens=settings.max_queued_tokens,
         )
-        self.presence = Presence(self.lanes, self.fleet, wakeups, background)
+        self.presence = WorkerPresence(self.lanes, self.fleet, wakeups, background)
         broken = BrokenLanes(self.lanes, self.view)
         # The services for clients and workers; `_services` adds those for operators.
         limits = TenantLimits(settings.tenants, Rates(redis, slots=settings.queue_slots))

@@ -15,7 +15,7 @@ from libs.telemetry import metrics
 from libs.telemetry.metrics import Series
 from services.router.in_flight import InFlightMemory
 from services.router.lanes.pending_pulls import PendingPulls
-from services.router.state.view import View, known_names
+from services.router.state.view import RouterView, known_names
 from services.router.upkeep import Upkeep
 
 _OF_LANES: Final[tuple[tuple[Series, str], ...]] = (
@@ -35,7 +35,11 @@ class RouterMetrics:
     """Collects the metrics. `read` is called on the thread of a scrape."""
 
     def __init__(
-        self, view: View, upkeep: Upkeep, in_flight: InFlightMemory, pending_pulls: PendingPulls
+        self,
+        view: RouterView,
+        upkeep: Upkeep,
+        in_flight: InFlightMemory,
+        pending_pulls: PendingPulls,
     ) -> None:
         self._view = view
         self._upkeep = upkeep

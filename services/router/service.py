@@ -36,9 +36,15 @@ from services.router.admission.validation.sizes import Sizes
 from services.router.admission.validation.tokens import check_detokenize, check_tokenize
 from services.router.in_flight import DividedAnswers, InFlightMemory, Reservation, Rpc
 from services.router.lanes import codec
-from services.router.lanes.chunks import Parts
+from services.router.lanes.chunks import ChunkMessages
 from services.router.lanes.codec import JobHeader, Request, Response
-from services.router.lanes.dispatch import Answered, Dispatcher, PendingRequest, Plan, Streamed
+from services.router.lanes.dispatch import (
+    Dispatcher,
+    DispatchPlan,
+    JobAnswer,
+    PendingRequest,
+    Streamed,
+)
 from services.router.lanes.streamed import StreamedTexts
 from services.router.lanes.streamed_chunks import ChunkPart, StreamedChunks
 from services.router.state.aliases import resolve
@@ -160,7 +166,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse],
     ) -> AsyncIterator[pb.EncodeResponse]:
         opened = await self._open(request, context)
-        parts = Parts(request.expect_embedding_id)
+        parts = ChunkMessages(request.expect_embedding_id)
         reservation = opened.reservation
         streamed = StreamedChunks(reservation.hold_streamed, reservation.release_streamed)
         answering = asyncio.create_task(self._stream_answers(request, opened, streamed))
@@ -420,7 +426,7 @@ def _plan(
     price: _Price,
     traceparent: str,
     stream_to: str,
-) -> Plan:
+) -> DispatchPlan:
     """Split an admitted request into jobs. Pure."""
     lane = context.lane
     target = splitting.job_target(price.tokens, lane, context.snapshot)
@@ -455,7 +461,7 @@ def _plan(
         )
         for job_id, part, payload in zip(ids, parts, payloads, strict=True)
     ]
-    return Plan(
+    return DispatchPlan(
         lane, jobs, context.throughput, context.unknown is not None, [part.first for part in parts]
     )
 
@@ -472,7 +478,7 @@ def _merge_encode(request: pb.EncodeRequest, answers: list[Response]) -> pb.Enco
 
 
 def _messages(
-    parts: Parts, found: ChunkPart | Answered, opened: _OpenCall
+    parts: ChunkMessages, found: ChunkPart | JobAnswer, opened: _OpenCall
 ) -> Iterator[pb.EncodeResponse]:
     """Return the messages of EncodeStream for chunks, or for the answer to a job."""
     if isinstance(found, ChunkPart):

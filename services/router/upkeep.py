@@ -23,7 +23,7 @@ from services.router.lanes.broken_lanes import BrokenLanes
 from services.router.lanes.dispatch import Dispatcher
 from services.router.lanes.wakeups import Wakeups
 from services.router.state.membership import Membership
-from services.router.state.view import View
+from services.router.state.view import RouterView
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Upkeep:
     def __init__(
         self,
         lanes: Lanes,
-        view: View,
+        view: RouterView,
         aliases: AliasStore,
         membership: Membership,
         wakeups: Wakeups,

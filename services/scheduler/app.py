@@ -20,7 +20,7 @@ from services.scheduler.demand import Demand
 from services.scheduler.metrics import PoolMetrics
 from services.scheduler.scaler import Scaler
 from services.scheduler.settings import Settings
-from services.scheduler.view import View
+from services.scheduler.view import SchedulerView
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ RESIGN_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class SchedulerAddresses:
     """A scheduler's addresses, with the ports that were really bound."""
 
     grpc: str
@@ -42,7 +42,7 @@ class Addresses:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Addresses]:
+async def running(settings: Settings) -> AsyncIterator[SchedulerAddresses]:
     """Run a scheduler that serves at the yielded addresses. Leaving the context gives up the
     leadership and drains it.
 
@@ -56,7 +56,7 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
     lanes = Lanes(
         redis, router_id=settings.scheduler_id, dead_result=b"", slots=settings.queue_slots
     )
-    view = View()
+    view = SchedulerView()
     demand = Demand(settings.pools.content)
     scaler = Scaler(demand, view)
     control = Control(
@@ -97,7 +97,7 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
             stack.push_async_callback(_resign, control)
             await stack.enter_async_context(_looping(control.run(seen), control.receive_wakeups()))
             try:
-                yield Addresses(server.address, metrics)
+                yield SchedulerAddresses(server.address, metrics)
             finally:
                 is_stopping = True
                 await server.set_health(False)

@@ -25,15 +25,15 @@ from services.scheduler.demand import PoolDemand
 from services.scheduler.planning.placement import (
     RESIDENT,
     Order,
-    Plan,
+    PlacementPlan,
     PlanInput,
     PoolModel,
     SentOrder,
     plan,
 )
 from services.scheduler.planning.recent_orders import RecentOrders
-from services.scheduler.rates import Arrivals
-from services.scheduler.view import MeshSnapshot, View
+from services.scheduler.rates import LaneArrivals
+from services.scheduler.view import MeshSnapshot, SchedulerView
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Control:
         self,
         lanes: Lanes,
         fleet: Fleet,
-        view: View,
+        view: SchedulerView,
         *,
         scheduler_id: str,
         policy: Policy,
@@ -87,7 +87,7 @@ class Control:
         # The state: arrival rates; since when work waits for models without a copy; our fencing
         # number (0: another leads) and the number of plans under it; orders that heartbeats may not
         # show yet; the published notes on models, and their last orders.
-        self._arrivals = Arrivals()
+        self._arrivals = LaneArrivals()
         self._waiting_since_ms: dict[PoolModel, int] = {}
         self._fence = 0
         self._plans = 0
@@ -131,7 +131,7 @@ class Control:
             except NoCapacity:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def tick(self) -> Plan | None:
+    async def tick(self) -> PlacementPlan | None:
         """Read the mesh and, if this scheduler leads, make one plan. NoCapacity while Redis is
         away.
         """
@@ -205,7 +205,7 @@ class Control:
         log.warning("lead lost", extra=fields({"fence": self._fence}))
         self._fence = 0
 
-    async def _plan(self, snapshot: MeshSnapshot) -> Plan:
+    async def _plan(self, snapshot: MeshSnapshot) -> PlacementPlan:
         rates = self._rates(snapshot.gauges)
         await self._forgive(snapshot, rates)
         is_first, self._plans = self._plans == 0, self._plans + 1
@@ -307,7 +307,7 @@ class Control:
         )
 
     async def _publish(
-        self, made: Plan, snapshot: MeshSnapshot, number: int, *, replace_all: bool
+        self, made: PlacementPlan, snapshot: MeshSnapshot, number: int, *, replace_all: bool
     ) -> None:
         """Publish the plan's notes: models that are held back now, and the orders of the last
         minutes with their outcomes.

@@ -21,7 +21,7 @@ from libs.catalog.pools import Pools, PoolSpec
 from libs.fleet import LOADING_STATES, FleetSnapshot, LeaderRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey
 from libs.work_estimate import average_speed, busy_copies, work_seconds
-from services.scheduler.rates import Arrivals, ColdStarts, Rate, Speeds
+from services.scheduler.rates import ArrivalRate, ColdStarts, LaneArrivals, Speeds
 from services.scheduler.view import MeshSnapshot
 
 PANIC_RATIO: Final = 2.0
@@ -70,7 +70,7 @@ class ModelWork:
     model: str
     queued_tokens: int
     leased_tokens: int
-    rate: Rate
+    rate: ArrivalRate
     """Arrivals in tokens per second."""
     tokens_per_second: float
     """One worker's throughput."""
@@ -137,7 +137,7 @@ class PoolInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DemandOptions:
     """Settings that a caller of the scaler may override; None: the pool's setting."""
 
     min_warm: int | None = None
@@ -156,7 +156,7 @@ class Goals:
     keep_warm_seconds: float | None = None
 
     @staticmethod
-    def combine(spec: PoolSpec, options: Options) -> Goals:
+    def combine(spec: PoolSpec, options: DemandOptions) -> Goals:
         """Combine the pool's goals with the caller's overrides."""
         return Goals(
             spec.min_workers if options.min_warm is None else options.min_warm,
@@ -312,8 +312,8 @@ class _Pool:
     """The state kept of a pool, and its last input."""
 
     input: PoolInput
-    tracks: dict[Options, Track] = field(default_factory=dict)
-    requested_at: dict[Options, float] = field(default_factory=dict)
+    tracks: dict[DemandOptions, Track] = field(default_factory=dict)
+    requested_at: dict[DemandOptions, float] = field(default_factory=dict)
     starts: ColdStarts = field(default_factory=ColdStarts)
     held: int = 0
     """Workers that the scheduler found when it started."""
@@ -341,9 +341,9 @@ class Demand:
         """Demands by pool."""
         self._began = 0.0
         self._pools: dict[str, _Pool] = {}
-        self._arrivals = Arrivals()
+        self._arrivals = LaneArrivals()
         self._speeds = Speeds()
-        self._answers: dict[tuple[str, Options], PoolDemand] = {}
+        self._answers: dict[tuple[str, DemandOptions], PoolDemand] = {}
         self._leader: LeaderRecord | None = None  # another scheduler that leads
 
     def knows(self, pool: str) -> bool:
@@ -376,11 +376,13 @@ class Demand:
             pool.wanted_elsewhere = self._wanted_elsewhere(name)
             for options in self._options(pool):
                 self._answers[name, options] = self._decide(name, options)
-            pool.starts.want(self._answers[name, Options()].desired - pool.input.live, snapshot.at)
-        self.demands = {name: self._answers[name, Options()] for name in sorted(self._pools)}
+            pool.starts.want(
+                self._answers[name, DemandOptions()].desired - pool.input.live, snapshot.at
+            )
+        self.demands = {name: self._answers[name, DemandOptions()] for name in sorted(self._pools)}
         return self.demands
 
-    def demand_for(self, pool: str, options: Options = Options()) -> PoolDemand | None:
+    def demand_for(self, pool: str, options: DemandOptions = DemandOptions()) -> PoolDemand | None:
         """Return the pool's answer to a caller with these options; None for an unknown pool, and
         before the first snapshot.
         """
@@ -392,9 +394,9 @@ class Demand:
                 self._drop(
                     pool, min(remembered.requested_at, key=remembered.requested_at.__getitem__)
                 )
-            remembered.tracks[options] = remembered.tracks[Options()].copy()
+            remembered.tracks[options] = remembered.tracks[DemandOptions()].copy()
             self._answers[pool, options] = self._decide(pool, options)
-        if options != Options():
+        if options != DemandOptions():
             remembered.requested_at[options] = self.at
         return self._answers[pool, options]
 
@@ -408,7 +410,7 @@ class Demand:
             pool = self._pools.get(name)
             if pool is None:
                 pool = self._pools[name] = _Pool(
-                    PoolInput(name, at, 0.0, 0.0), {Options(): Track()}
+                    PoolInput(name, at, 0.0, 0.0), {DemandOptions(): Track()}
                 )
             pool.named_at = at
         for name in [
@@ -417,7 +419,7 @@ class Demand:
             del self._pools[name]
         return list(self._pools)
 
-    def _options(self, pool: _Pool) -> list[Options]:
+    def _options(self, pool: _Pool) -> list[DemandOptions]:
         at = self.at or 0.0
         for options in [
             options
@@ -427,11 +429,11 @@ class Demand:
             del pool.requested_at[options], pool.tracks[options]
         return list(pool.tracks)
 
-    def _drop(self, pool: str, options: Options) -> None:
+    def _drop(self, pool: str, options: DemandOptions) -> None:
         del self._pools[pool].requested_at[options], self._pools[pool].tracks[options]
         self._answers.pop((pool, options), None)
 
-    def _decide(self, name: str, options: Options) -> PoolDemand:
+    def _decide(self, name: str, options: DemandOptions) -> PoolDemand:
         pool, spec = self._pools[name], self.specs.spec(name)
         seen, goals = pool.input, Goals.combine(spec, options)
         hold_seconds = max(HOLD_SECONDS, HOLD_STARTS * seen.cold_start_seconds)
@@ -448,7 +450,7 @@ class Demand:
             pool.held = max(pool.held, seen.live)
         active = is_active(seen, goals) or pool.wanted_elsewhere > 0 or pool.held > 0
         track = pool.tracks[options]
-        if published is None or options != Options():
+        if published is None or options != DemandOptions():
             kept = track.decide(need.workers, seen.at, hold_seconds)
         else:
             kept = track.follow(need.workers, published, seen.at, hold_seconds)
@@ -513,7 +515,7 @@ class Demand:
         measured = reading.speed(spec.name, model)
         if measured > 0:
             self._speeds.measured(spec.name, model, measured, is_loaded=queued > 0, seconds=elapsed)
-        rate = sum((self._arrivals.rate(lane.lane) for lane in lanes), Rate())
+        rate = sum((self._arrivals.rate(lane.lane) for lane in lanes), ArrivalRate())
         speed = self._speeds.estimate(
             spec.name, model, reading.device(spec), reading.model_bytes(model)
         )
@@ -546,7 +548,7 @@ class Demand:
         pool = self._pools.get(primary)
         if pool is None:
             return 0.0
-        need = compute_need(pool.input, Goals.combine(self.specs.spec(primary), Options()))
+        need = compute_need(pool.input, Goals.combine(self.specs.spec(primary), DemandOptions()))
         return max(
             0.0, need.workers - need.lost - pool.input.ready - pool.starts.young(pool.input.at)
         )

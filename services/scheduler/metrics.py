@@ -13,7 +13,7 @@ from libs.telemetry import metrics
 from libs.telemetry.metrics import Series
 from services.scheduler.demand import PoolDemand
 from services.scheduler.scaler import Scaler
-from services.scheduler.view import View
+from services.scheduler.view import SchedulerView
 
 _OF_POOLS: Final[tuple[tuple[Series, Callable[[PoolDemand], float]], ...]] = (
     (metrics.DESIRED_WORKERS, lambda one: one.desired),
@@ -35,7 +35,7 @@ _OF_POOLS: Final[tuple[tuple[Series, Callable[[PoolDemand], float]], ...]] = (
 class PoolMetrics:
     """Collects the metrics. `read` is called on the thread of a scrape."""
 
-    def __init__(self, scaler: Scaler, view: View, *, scheduler_id: str) -> None:
+    def __init__(self, scaler: Scaler, view: SchedulerView, *, scheduler_id: str) -> None:
         self._scaler = scaler
         self._view = view
         self._scheduler_id = scheduler_id

@@ -44,7 +44,7 @@ YOUNG_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class ArrivalRate:
     """The arrival rate of a lane in tokens per second: averaged over the last seconds, and over the
     last minute or two.
     """
@@ -52,8 +52,8 @@ class Rate:
     fast: float = 0.0
     slow: float = 0.0
 
-    def __add__(self, other: Rate) -> Rate:
-        return Rate(self.fast + other.fast, self.slow + other.slow)
+    def __add__(self, other: ArrivalRate) -> ArrivalRate:
+        return ArrivalRate(self.fast + other.fast, self.slow + other.slow)
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class _Lane:
     last_at: float | None = None
 
 
-class Arrivals:
+class LaneArrivals:
     """Two exponential averages for each lane, from the growth of its counter `enqueued_tokens`."""
 
     def __init__(self) -> None:
@@ -101,14 +101,14 @@ class Arrivals:
             if gauge is None and state.slow < _NOTHING:
                 del self._lanes[lane]
 
-    def rate(self, lane: LaneKey) -> Rate:
+    def rate(self, lane: LaneKey) -> ArrivalRate:
         """Return the lane's averages over the observation time of this process."""
         state = self._lanes.get(lane)
         if state is None or self._began is None:
-            return Rate()
+            return ArrivalRate()
         # Bias correction: arrivals before the first snapshot are unknown, not 0.
         age = max(self._at - self._began, _MIN_OBSERVED_SECONDS)
-        return Rate(
+        return ArrivalRate(
             state.fast / -math.expm1(-age / FAST_SECONDS),
             state.slow / -math.expm1(-age / SLOW_SECONDS),
         )

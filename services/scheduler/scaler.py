@@ -24,10 +24,10 @@ import grpc
 from libs.errors import InvalidInput, NotReady
 from libs.serving import Service
 from libs.serving.calls.decode import SMALL_REQUEST_BYTES
-from services.scheduler.demand import Demand, Options, PoolDemand
+from services.scheduler.demand import Demand, DemandOptions, PoolDemand
 from services.scheduler.externalscaler import externalscaler_pb2 as pb
 from services.scheduler.externalscaler import externalscaler_pb2_grpc
-from services.scheduler.view import View
+from services.scheduler.view import SchedulerView
 
 METRIC: Final = "desired-workers"
 STALE_SECONDS: Final = 60.0
@@ -53,7 +53,7 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
     def __init__(
         self,
         demand: Demand,
-        view: View,
+        view: SchedulerView,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -94,7 +94,7 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         """Return the age of the snapshot behind the answers; infinite before the first one."""
         return math.inf if self._demand.at is None else self._clock() - self._demand.at
 
-    def demand_for(self, pool: str, options: Options) -> PoolDemand:
+    def demand_for(self, pool: str, options: DemandOptions) -> PoolDemand:
         """Return the current answer. Raises InvalidInput for an unknown pool, NotReady before the
         first snapshot.
         """
@@ -169,7 +169,7 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         while await self._next(ends_at, ends_at):
             pass
 
-    def _known(self, pool: str, options: Options) -> PoolDemand | None:
+    def _known(self, pool: str, options: DemandOptions) -> PoolDemand | None:
         """Return the last snapshot's answer; None before the first. Raises InvalidInput for an
         unknown pool.
         """
@@ -212,7 +212,7 @@ _SPEC: Final = pb.GetMetricSpecResponse(
 )
 
 
-def _asked(reference: pb.ScaledObjectRef) -> tuple[str, Options]:
+def _asked(reference: pb.ScaledObjectRef) -> tuple[str, DemandOptions]:
     """Parse the pool and the options of a trigger's metadata. Raises InvalidInput naming the
     key.
     """
@@ -227,7 +227,7 @@ def _asked(reference: pb.ScaledObjectRef) -> tuple[str, Options]:
     pool = given.get("pool", "")
     if not pool:
         _refuse("pool", "is required: the pool to scale")
-    return pool, Options(
+    return pool, DemandOptions(
         min_warm=_whole(given, "minWarm"),
         drain_seconds=_number(given, "drainSeconds", 1.0, 86_400.0),
         target_utilization=_number(given, "targetUtilization", 0.05, 1.0),

@@ -26,7 +26,7 @@ class MeshSnapshot:
     """This scheduler is `fleet.leader`."""
 
 
-class View:
+class SchedulerView:
     """The latest snapshot (None before Redis first answered), and an event for the next one."""
 
     def __init__(self) -> None:

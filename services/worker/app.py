@@ -30,20 +30,20 @@ from services.worker.jobs.answers.finisher import Finisher
 from services.worker.jobs.answers.fp32_fallback import Fp32Fallback
 from services.worker.jobs.answers.streamed import StreamedParts
 from services.worker.jobs.execution.oom_recovery import OomRecovery
-from services.worker.jobs.execution.runner import Runner
+from services.worker.jobs.execution.runner import DeviceRunner
 from services.worker.jobs.held import PreparationKind
-from services.worker.jobs.pulling.intake import Intake
+from services.worker.jobs.pulling.intake import JobIntake
 from services.worker.jobs.pulling.preparing import MAX_AWAY, MAX_SLOW_AWAY, Preparation, Preparers
 from services.worker.jobs.pulling.puller import Puller
 from services.worker.jobs.waste import Waste
 from services.worker.machine.device import Device
-from services.worker.machine.notice import Source, grace_left, noticed, parse_source, stops_at
+from services.worker.machine.notice import NoticeSource, grace_left, noticed, parse_source, stops_at
 from services.worker.memory.files import ModelFiles
 from services.worker.memory.residency import Residency
-from services.worker.mesh.link import Identity, Link
+from services.worker.mesh.link import Link, WorkerIdentity
 from services.worker.metrics import WorkerMetrics
-from services.worker.presence import Presence
-from services.worker.scheduling.batcher import Caller, Limits
+from services.worker.presence import PresenceStream
+from services.worker.scheduling.batcher import BatchLimits, Caller
 from services.worker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ async def serve(settings: Settings, device: Device, stop: asyncio.Event) -> None
                 serving(settings.health_address, [], health=[HEALTH_NAME])
             )
             await health.set_health(True)
-        identity = Identity(settings.worker_id, secrets.token_hex(8), settings.pool)
+        identity = WorkerIdentity(settings.worker_id, secrets.token_hex(8), settings.pool)
         link = await stack.enter_async_context(Link(identity, settings.routers, settings.trust))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         worker = Worker(settings, device, link, threads, tasks, stop)
@@ -187,8 +187,8 @@ class Worker:
         )
         fp32 = Fp32Fallback(threads.fp32, unix_time=link.clock.now)
         finisher = Finisher(delivery, streamed, fair, fp32, wake, unix_time=link.clock.now)
-        runner = self._runner = Runner(
-            Limits(
+        runner = self._runner = DeviceRunner(
+            BatchLimits(
                 device.batch_tokens,
                 settings.batch_items,
                 settings.max_age_seconds,
@@ -215,8 +215,8 @@ class Worker:
             changed=self._report_again,
             drain=stop.set,
         )
-        self._presence = Presence(link, self._report_again)
-        intake = Intake(
+        self._presence = PresenceStream(link, self._report_again)
+        intake = JobIntake(
             link,
             residency,
             delivery,
@@ -294,7 +294,7 @@ class Worker:
         await asyncio.wait((listing, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
 
-    async def _watch(self, spot: Source) -> None:
+    async def _watch(self, spot: NoticeSource) -> None:
         """Wait for a preemption notice of the spot machine, then stop the worker in time."""
         gone_at = self._gone_at = await noticed(spot)
         log.warning(

@@ -24,7 +24,7 @@ REFUSED_SECONDS: Final = 60.0
 """Time until the next try after a router refused the stream."""
 
 
-class Presence:
+class PresenceStream:
     """Keeps the stream open. `changed` is set to send a heartbeat immediately."""
 
     def __init__(self, link: Link, changed: asyncio.Event) -> None:

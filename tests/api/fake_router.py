@@ -51,7 +51,7 @@ DOWNLOADING = "org/downloading"
 """A model that one worker has downloaded 43 % of, and another nothing yet."""
 
 
-def vector_of(text: str) -> wire.Floats:
+def make_vector(text: str) -> wire.Floats:
     """Return a vector that is different for each text."""
     return np.array(
         [len(text), *(ord(text[index % len(text)]) % 97 - 48.5 for index in range(DIMENSIONS - 1))],
@@ -86,7 +86,9 @@ class Call:
         return self.metadata["x-request-id"]
 
 
-def _words_of(texts: Sequence[str], request: inference_pb2.EncodeRequest) -> inference_pb2.Chunks:
+def _word_chunks(
+    texts: Sequence[str], request: inference_pb2.EncodeRequest
+) -> inference_pb2.Chunks:
     """Each word is a chunk, of a token a letter, and those of documents are on page 7."""
     pages = [7 if item.parts else 0 for item in request.items]
     found = [[match.span() for match in re.finditer(r"\S+", text)] for text in texts]
@@ -287,17 +289,17 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         forms = list(request.representations) or [inference_pb2.REPRESENTATION_DENSE]
         dimensions = request.dimensions or self._router.dimensions.get(request.model, DIMENSIONS)
         if request.HasField("chunking"):
-            response.chunks.CopyFrom(_words_of(texts, request))
+            response.chunks.CopyFrom(_word_chunks(texts, request))
             texts = [word for text in texts for word in text.split()]
         if inference_pb2.REPRESENTATION_DENSE in forms:
-            dense = np.stack([vector_of(text)[:dimensions] for text in texts])
+            dense = np.stack([make_vector(text)[:dimensions] for text in texts])
             response.dense.CopyFrom(wire.tensor(dense, request.data_type))
         if inference_pb2.REPRESENTATION_SPARSE in forms:
             response.sparse.CopyFrom(
                 wire.sparse([{ord(letter): 1.5 for letter in text} for text in texts], VOCABULARY)
             )
         if inference_pb2.REPRESENTATION_MULTI_VECTOR in forms:
-            rows = [np.stack([vector_of(word) for word in text.split()]) for text in texts]
+            rows = [np.stack([make_vector(word) for word in text.split()]) for text in texts]
             response.multi_vector.CopyFrom(wire.ragged(rows, request.data_type))
         return response
 

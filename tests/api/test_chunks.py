@@ -15,7 +15,7 @@ from shoal.requests import codec
 from shoal.tasks import Item
 from shoal.v1 import inference_pb2, tensor_pb2
 
-from tests.api.fake_router import MODEL, FakeRouter, vector_of
+from tests.api.fake_router import MODEL, FakeRouter, make_vector
 
 TEXTS = ["one two", "three", "four five six"]
 
@@ -31,7 +31,7 @@ def test_chunks_have_their_texts_and_rows_whatever_the_number_of_requests(
         ]
         assert [chunk.row for own in result.chunks for chunk in own] == list(range(6))
         assert np.allclose(
-            result.dense, np.stack([vector_of(word) for text in TEXTS for word in text.split()])
+            result.dense, np.stack([make_vector(word) for text in TEXTS for word in text.split()])
         )
         assert result.chunks[-1][1].start == 5
         assert repr(result.chunks) == "Chunks(3 items, 6 chunks)"

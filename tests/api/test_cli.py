@@ -36,7 +36,7 @@ from shoal.status import Model, ModelPlace
 from shoal.v1 import inference_pb2 as pb
 
 from tests.api.conftest import Run
-from tests.api.fake_router import DOWNLOADING, MODEL, FakeRouter, Refusal, vector_of
+from tests.api.fake_router import DOWNLOADING, MODEL, FakeRouter, Refusal, make_vector
 
 
 def test_encode_arguments_to_a_table(run: Run) -> None:
@@ -54,7 +54,7 @@ def test_encode_a_text_file_to_npy(run: Run, tmp_path: Path) -> None:
     assert (ran.code, ran.out) == (0, "")
     assert "7 texts" in ran.err
     np.testing.assert_array_equal(
-        np.load(tmp_path / "out.npy"), [vector_of(text) for text in texts]
+        np.load(tmp_path / "out.npy"), [make_vector(text) for text in texts]
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.npy", "texts.txt"]
 
@@ -147,7 +147,7 @@ def test_encode_chunks(run: Run, router: FakeRouter, tmp_path: Path) -> None:
         ["three"],
     ]
     assert [rows[0]["chunks"][1][name] for name in ("start", "end", "tokens")] == [4, 7, 3]
-    assert np.allclose(rows[0]["chunks"][1]["dense"], vector_of("two"))
+    assert np.allclose(rows[0]["chunks"][1]["dense"], make_vector("two"))
     assert run(*asked, "-o", tmp_path / "out.npz").code == 0
     arrays = np.load(tmp_path / "out.npz")
     assert (
@@ -226,7 +226,7 @@ def test_encode_json_has_everything(run: Run) -> None:
         {"input_tokens": 2},
     )
     (item,) = answer["items"]
-    assert item["dense"] == vector_of("ab cd")[:3].tolist()
+    assert item["dense"] == make_vector("ab cd")[:3].tolist()
     assert item["sparse"]["indices"] == sorted({ord(letter) for letter in "ab cd"})
     assert np.array(item["multi_vector"]).shape == (2, 12)
 
@@ -744,7 +744,7 @@ def test_skipped_items_are_reported_with_their_lines(run: Run, tmp_path: Path) -
         assert wanted in ran.err
     stored = np.load(tmp_path / "out.npy")
     assert np.isnan(stored).all(axis=1).tolist() == [index not in (0, 2) for index in range(16)]
-    np.testing.assert_array_equal(stored[2], vector_of("three"))
+    np.testing.assert_array_equal(stored[2], make_vector("three"))
     answer = json.loads(run("encode", *words, "--json").out)
     assert [one["index"] for one in answer["skipped"]] == [1, *range(3, 16)]
     assert answer["items"][1] == {"skipped": "items[1] is empty"}
@@ -814,7 +814,7 @@ def test_column_of_a_table_is_read_as_texts(run: Run, tmp_path: Path, suffix: st
     assert ran.code == 0, ran.err
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [(row["id"], row["body"]) for row in rows] == list(zip("78", texts, strict=True))
-    assert [row["dense"] for row in rows] == [vector_of(text).tolist() for text in texts]
+    assert [row["dense"] for row in rows] == [make_vector(text).tolist() for text in texts]
     ran = run("encode", MODEL, "--input", file)
     assert (ran.code, ran.out) == (1, "")
     assert "has no column 'text'; its columns are id, body: name one with --column" in ran.err
@@ -866,7 +866,7 @@ def test_parquet_to_parquet_keeps_columns_and_has_vectors_of_fixed_size(
     assert (table["id"].to_pylist(), table["text"].to_pylist()) == (list(range(300)), texts)
     vectors = table["dense"].combine_chunks().values.to_numpy().reshape(300, 12)
     np.testing.assert_array_equal(
-        vectors, np.array([vector_of(text) for text in texts]).astype(np.float16)
+        vectors, np.array([make_vector(text) for text in texts]).astype(np.float16)
     )
     assert table.schema.metadata[b"shoal.model"] == MODEL.encode()
     assert parquet.ParquetFile(output).num_row_groups == 2
@@ -906,7 +906,7 @@ def test_parquet_has_a_row_for_each_chunk(run: Run, tmp_path: Path) -> None:
     assert table["chunk_start"].to_pylist()[0] == 0
     for row in table.to_pylist():
         assert row["chunk_text"] == row["text"][row["chunk_start"] : row["chunk_end"]]
-        np.testing.assert_allclose(row["dense"], vector_of(row["chunk_text"].strip()), rtol=1e-6)
+        np.testing.assert_allclose(row["dense"], make_vector(row["chunk_text"].strip()), rtol=1e-6)
 
 
 def test_skipped_rows_of_parquet_have_no_vector_and_a_reason(run: Run, tmp_path: Path) -> None:
@@ -917,7 +917,7 @@ def test_skipped_rows_of_parquet_have_no_vector_and_a_reason(run: Run, tmp_path:
     assert [row["dense"] is None for row in rows] == [False, True, False]
     assert [row["skipped"] is None for row in rows] == [True, False, True]
     assert "has no text" in rows[1]["skipped"]
-    np.testing.assert_allclose(rows[2]["dense"], vector_of("b"))
+    np.testing.assert_allclose(rows[2]["dense"], make_vector("b"))
 
 
 def test_failed_call_leaves_no_parquet_file(run: Run, router: FakeRouter, tmp_path: Path) -> None:
@@ -968,8 +968,8 @@ def test_byte_order_mark_is_not_part_of_a_text(run: Run, tmp_path: Path) -> None
     (tmp_path / "in.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
     answer = run("encode", MODEL, "-i", tmp_path / "in.txt", "--json").json()
     assert [row["dense"] for row in answer["items"]] == [
-        vector_of("one").tolist(),
-        vector_of("two").tolist(),
+        make_vector("one").tolist(),
+        make_vector("two").tolist(),
     ]
 
 
@@ -981,7 +981,7 @@ def numbered(tmp_path: Path) -> Path:
     return file
 
 
-def lines_of(file: Path) -> list[Any]:
+def read_lines(file: Path) -> list[Any]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
@@ -1009,7 +1009,7 @@ def test_interrupted_lines_are_kept_and_resumed(
         ran = run("encode", MODEL, "-i", numbered, "-o", output)
     assert ran.code == (130 if isinstance(error, KeyboardInterrupt) else 1)
     assert f"128 of 300 texts are in {output}; --resume continues after them" in ran.err
-    assert len(lines_of(output)) == 128
+    assert len(read_lines(output)) == 128
     with output.open("a") as file:
         file.write(
             '{"text": "text 128", "dense": [0.'
@@ -1018,9 +1018,11 @@ def test_interrupted_lines_are_kept_and_resumed(
     assert ran.code == 0, ran.err
     assert "172 texts, " in ran.err
     assert "128 texts before them were already in the file" in ran.err
-    assert [row["text"] for row in lines_of(output)] == [f"text {number}" for number in range(300)]
-    assert [row["dense"] for row in lines_of(output)] == [
-        vector_of(f"text {number}").tolist() for number in range(300)
+    assert [row["text"] for row in read_lines(output)] == [
+        f"text {number}" for number in range(300)
+    ]
+    assert [row["dense"] for row in read_lines(output)] == [
+        make_vector(f"text {number}").tolist() for number in range(300)
     ]
 
 
@@ -1104,7 +1106,7 @@ def test_errors_late_in_a_file_of_lines_name_their_line(
 
 def test_entities_are_written_as_they_arrive(run: Run, numbered: Path, tmp_path: Path) -> None:
     ran = run("extract", "entities", MODEL, "-i", numbered, "-o", tmp_path / "out.jsonl")
-    assert (ran.code, len(lines_of(tmp_path / "out.jsonl"))) == (0, 300)
+    assert (ran.code, len(read_lines(tmp_path / "out.jsonl"))) == (0, 300)
 
 
 @pytest.mark.parametrize(
@@ -1141,15 +1143,15 @@ def test_interrupted_extractions_are_kept_and_resumed(
         f"interrupted: {kept} of 140 {kind} are in {output}; --resume continues after them"
         in ran.err
     )
-    assert len(lines_of(output)) == kept
+    assert len(read_lines(output)) == kept
     ran = run(*arguments, "--resume")
     assert ran.code == 0, ran.err
     assert f"{140 - kept} {kind}, " in ran.err
-    rows = lines_of(output)
+    rows = read_lines(output)
     assert [row["text"] for row in rows] == source.read_text().splitlines()
     assert all(field in row for row in rows)
     assert f"0 {kind}, 0 tokens" in run(*arguments, "--resume").err
-    assert lines_of(output) == rows
+    assert read_lines(output) == rows
 
 
 def test_resuming_where_the_answer_replaces_a_field_of_the_input(run: Run, tmp_path: Path) -> None:
@@ -1161,7 +1163,7 @@ def test_resuming_where_the_answer_replaces_a_field_of_the_input(run: Run, tmp_p
     output.write_text(output.read_text().splitlines()[0] + "\n")
     ran = run(*arguments, "--resume")
     assert ran.code == 0, ran.err
-    assert [row["entities"][0]["text"] for row in lines_of(output)] == ["Ada", "Bob"]
+    assert [row["entities"][0]["text"] for row in read_lines(output)] == ["Ada", "Bob"]
 
 
 def test_interrupted_ranking_says_why_nothing_was_kept(

@@ -17,7 +17,7 @@ from shoal import errors
 from shoal.v1 import inference_pb2
 
 from tests.api.conftest import Connect
-from tests.api.fake_router import MODEL, FakeRouter, Refusal, vector_of
+from tests.api.fake_router import MODEL, FakeRouter, Refusal, make_vector
 from tests.support.waiting import wait_until
 
 TEXTS = ["first text", "Second", "the third one is longer"]
@@ -31,7 +31,7 @@ async def held(router: FakeRouter, calls: int) -> None:
 
 async def test_encode_gives_a_row_for_each_item(connect: Connect, router: FakeRouter) -> None:
     result = await connect(router.address).do("encode", MODEL, TEXTS)
-    np.testing.assert_array_equal(result.dense, [vector_of(text) for text in TEXTS])
+    np.testing.assert_array_equal(result.dense, [make_vector(text) for text in TEXTS])
     assert (result.revision, result.usage.input_tokens) == ("r1", 8)
     assert result.timings.forward_seconds == 0.01
     assert result.representations == ("dense",)
@@ -337,7 +337,7 @@ async def test_long_list_is_split_and_bounded_and_merged_in_order(
     assert len(router.calls) == 3
     router.gate.set()
     result = await work
-    np.testing.assert_array_equal(result.dense, [vector_of(text) for text in texts])
+    np.testing.assert_array_equal(result.dense, [make_vector(text) for text in texts])
     assert router.most_active == 3
     assert len(router.calls) == 10
     assert len({call.request_id for call in router.calls}) == 10
@@ -637,7 +637,7 @@ async def test_invalid_items_are_skipped_and_reported(connect: Connect, router: 
     bad = {one.index for one in result.skipped}
     good = [index for index in range(100) if index not in bad]
     assert np.isnan(result.dense[sorted(bad)]).all()
-    np.testing.assert_array_equal(result.dense[good], [vector_of(texts[index]) for index in good])
+    np.testing.assert_array_equal(result.dense[good], [make_vector(texts[index]) for index in good])
     assert [len(result.multi_vector[index]) for index in range(100)] == [
         0 if index in bad else 2 for index in range(100)
     ]

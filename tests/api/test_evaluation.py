@@ -132,7 +132,9 @@ def test_line_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_scored_pairs_are_read_in_three_forms(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
-    assert data.read_pairs(tmp_path / name) == data.Pairs(("a, b", "d"), ("c", "e"), (2.5, 0.0))
+    assert data.read_pairs(tmp_path / name) == data.SimilarityPairs(
+        ("a, b", "d"), ("c", "e"), (2.5, 0.0)
+    )
     (tmp_path / name).write_text(text.replace("2.5", '"high"'))
     with pytest.raises(typer.BadParameter, match="pair 1 is not two sentences and a score"):
         data.read_pairs(tmp_path / name)

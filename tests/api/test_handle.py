@@ -18,7 +18,7 @@ from shoal import Chunking, ModelHandle
 from shoal.handle import TextChunk
 from shoal.tasks import Role
 
-from tests.api.fake_router import MODEL, FakeRouter, vector_of
+from tests.api.fake_router import MODEL, FakeRouter, make_vector
 
 TEXTS = ["first text", "Second", "the third one is longer"]
 
@@ -174,7 +174,7 @@ async def test_closed_handle_connects_again(handle: ModelHandle) -> None:
     first = handle.client
     handle.close()
     handle.close()
-    assert handle.dense(TEXTS[:1]) == [vector_of(TEXTS[0]).tolist()]
+    assert handle.dense(TEXTS[:1]) == [make_vector(TEXTS[0]).tolist()]
     assert handle.client is not first
     await handle.adense(TEXTS)
     await handle.aclose()

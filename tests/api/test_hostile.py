@@ -118,7 +118,7 @@ def test_live_screen_moves_the_cursor_and_texts_do_not() -> None:
     table.add_row(WORDS, style="red")
     table.add_row(Text(WORDS, style="bold"))
     for part in (table, Text.assemble((WORDS, "bold"), WORDS), WORDS):
-        terminal = console.Console(
+        terminal = console.SafeConsole(
             file=io.StringIO(),
             force_terminal=True,
             width=400,
@@ -138,7 +138,7 @@ def test_cell_keeps_its_width() -> None:
     file = io.StringIO()
     made = Table("name", "other")
     made.add_row("NVIDIA\x1b L4", "end")
-    console.Console(file=file, width=80).print(made)
+    console.SafeConsole(file=file, width=80).print(made)
     lines = file.getvalue().splitlines()
     assert "NVIDIA� L4" in lines[3]
     assert len({len(line) for line in lines}) == 1

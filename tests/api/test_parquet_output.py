@@ -11,16 +11,18 @@ import shoal
 from pyarrow import parquet as reader
 from shoal.cli.failures import InputError
 from shoal.cli.inference import parquet
-from shoal.cli.inference.files import Record
+from shoal.cli.inference.files import TextRecord
 
 from tests.api.fake_router import MODEL, FakeRouter
 
 
-def records(*fields: dict[str, object]) -> list[Record]:
-    return [Record("a", f"in.jsonl:{number}", one) for number, one in enumerate(fields, start=1)]
+def records(*fields: dict[str, object]) -> list[TextRecord]:
+    return [
+        TextRecord("a", f"in.jsonl:{number}", one) for number, one in enumerate(fields, start=1)
+    ]
 
 
-def write(router: FakeRouter, output: Path, found: Sequence[Record], *ids: str) -> None:
+def write(router: FakeRouter, output: Path, found: Sequence[TextRecord], *ids: str) -> None:
     """Write a part for each record, with these embedding ids."""
     with (
         shoal.Client(router.address) as client,

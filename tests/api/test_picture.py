@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 from shoal.cli.top.drawing import drawn, fitted
-from shoal.cli.top.history import RATE_WINDOW_SECONDS, History, Snapshot
+from shoal.cli.top.history import RATE_WINDOW_SECONDS, MeshHistory, Snapshot
 from shoal.status import LaneStatus, Mesh, Model, ModelPlace, PoolStatus, Scheduler, WorkerStatus
 
 LONG = "sentence-transformers/all-MiniLM-L6-v2"
@@ -70,7 +70,7 @@ def text(picture: Snapshot, width: int = 80, height: int | None = None) -> list[
 
 
 def test_tokens_a_second_are_those_that_left_the_lane() -> None:
-    history = History()
+    history = MeshHistory()
     first = history.add(mesh(lanes=(lane(entered=1000, queued=500, leased=100),)), 10.0)
     assert first.lanes[0].tokens_per_second is None
     second = history.add(mesh(lanes=(lane(entered=5000, queued=300, leased=300),)), 14.0)
@@ -79,7 +79,7 @@ def test_tokens_a_second_are_those_that_left_the_lane() -> None:
 
 
 def test_rates_are_over_the_last_seconds_only() -> None:
-    history = History()
+    history = MeshHistory()
     for second in range(30):
         picture = history.add(
             mesh(lanes=(lane(entered=100 * second if second < 15 else 1500),)), float(second)
@@ -89,7 +89,7 @@ def test_rates_are_over_the_last_seconds_only() -> None:
 
 
 def test_counter_reset_gives_no_rate() -> None:
-    history = History()
+    history = MeshHistory()
     history.add(mesh(lanes=(lane(entered=9000),), workers=(worker(computed=50.0),)), 0.0)
     picture = history.add(
         mesh(lanes=(lane(entered=10), lane("org/new", entered=7)), workers=(worker(computed=1.0),)),
@@ -100,7 +100,7 @@ def test_counter_reset_gives_no_rate() -> None:
 
 
 def test_busy_fraction_is_computed_between_heartbeats() -> None:
-    history = History()
+    history = MeshHistory()
     history.add(mesh(workers=(worker(computed=10.0, age=1.5),)), 10.0)
     history.add(mesh(workers=(worker(computed=10.0, age=2.5),)), 11.0)
     picture = history.add(mesh(workers=(worker(computed=11.0, age=0.5),)), 11.0)
@@ -114,7 +114,7 @@ def test_pools_are_sums_and_those_without_workers_are_there() -> None:
         lane("org/b", queued=30, oldest=4.0),
         lane(pool="l4-spot", queued=5),
     )
-    picture = History().add(
+    picture = MeshHistory().add(
         mesh(workers=(worker("a"), worker("b", draining=True)), lanes=lanes), 0.0
     )
     cpu, spot = picture.pools
@@ -144,7 +144,7 @@ def test_pools_are_sums_and_those_without_workers_are_there() -> None:
 
 def test_one_pool_of_several() -> None:
     models = (model(), model("org/far", on="b"), model("org/cold", "cold"))
-    whole = History().add(
+    whole = MeshHistory().add(
         mesh(
             workers=(worker("w"), worker("b", "gpu")),
             lanes=(lane(), lane(pool="gpu")),
@@ -167,7 +167,7 @@ def test_eighty_columns_are_enough() -> None:
         lane("BAAI/bge-m3", "l4-spot", queued=10, oldest=0.25),
     )
     failed = model("org/broken", "failed", error="no tensor")
-    picture = History().add(mesh(workers=workers, lanes=lanes, models=(model(), failed)), 0.0)
+    picture = MeshHistory().add(mesh(workers=workers, lanes=lanes, models=(model(), failed)), 0.0)
     lines = text(picture)
     assert max(map(len, lines)) <= 80
     drawn_text = "\n".join(lines)
@@ -190,7 +190,7 @@ def test_eighty_columns_are_enough() -> None:
 
 def test_omitted_rows_are_counted() -> None:
     workers = tuple(worker(f"w{number:02}") for number in range(40))
-    lines = text(History().add(mesh(workers=workers, models=(model(),)), 0.0), height=24)
+    lines = text(MeshHistory().add(mesh(workers=workers, models=(model(),)), 0.0), height=24)
     assert len(lines) <= 24
     assert any("more" in line for line in lines)
     assert any("…/all-MiniLM-L6-v2" in line for line in lines)
@@ -203,5 +203,5 @@ def test_longest_tables_are_cut_first() -> None:
 
 
 def test_empty_mesh_says_so() -> None:
-    picture = replace(History().add(mesh(), 0.0), pools=())
+    picture = replace(MeshHistory().add(mesh(), 0.0), pools=())
     assert "no workers" in "\n".join(text(picture))

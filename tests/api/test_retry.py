@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from shoal.calls.retry import Attempts, RetryBudget, RetryBudgets, RetryPolicy
 from shoal.errors import CannotConnect, InvalidInput, QueueFull, TlsFailed, WorkerLost
-from shoal.transport.addresses import Addresses, is_local, parse
+from shoal.transport.addresses import RouterAddresses, is_local, parse
 
 POLICY = RetryPolicy(attempts=5, first_delay=0.1, longest_delay=1.0)
 LOST = CannotConnect("lost")
@@ -122,7 +122,7 @@ def test_loopback_addresses_are_local() -> None:
 
 
 def test_failed_address_is_left_once() -> None:
-    addresses = Addresses(("a", "b", "c"), start=1)
+    addresses = RouterAddresses(("a", "b", "c"), start=1)
     assert addresses.current == "b"
     addresses.failed("b")
     addresses.failed("b")  # Another request in flight learned the same.

@@ -12,14 +12,20 @@ import numpy as np
 import pytest
 import shoal
 from shoal import errors
-from shoal.requests.encode import ASSUMED_DIMENSIONS, STREAMED_BYTES, EncodeSink, Rows, is_large
+from shoal.requests.encode import (
+    ASSUMED_DIMENSIONS,
+    STREAMED_BYTES,
+    DenseRows,
+    EncodeSink,
+    is_large,
+)
 from shoal.requests.merging import merge_encode
 from shoal.results import DataType, Form
 from shoal.v1 import inference_pb2, tensor_pb2
 
 from tests.api import wire
 from tests.api.conftest import Connect
-from tests.api.fake_router import DIMENSIONS, MODEL, FakeRouter, Refusal, vector_of
+from tests.api.fake_router import DIMENSIONS, MODEL, FakeRouter, Refusal, make_vector
 from tests.support.waiting import wait_until
 
 COUNT = 1200
@@ -91,7 +97,7 @@ async def test_parts_of_a_long_list_share_one_array(connect: Connect, router: Fa
         on_progress=lambda done, total: seen.append((done, total)),
         writable=True,
     )
-    np.testing.assert_array_equal(result.dense, [vector_of(text) for text in texts])
+    np.testing.assert_array_equal(result.dense, [make_vector(text) for text in texts])
     assert methods(router) == ["EncodeStream"] * 4
     assert seen == [(1750, 7000), (3500, 7000), (5250, 7000), (7000, 7000)]
     assert result.dense.flags.owndata
@@ -115,7 +121,7 @@ async def test_stream_that_breaks_is_asked_for_again_as_a_whole(
     result = await connect(router.address, request_items=10_000, retry=QUICK).do(
         "encode", MODEL, TEXTS
     )
-    np.testing.assert_array_equal(result.dense, [vector_of(text) for text in TEXTS])
+    np.testing.assert_array_equal(result.dense, [make_vector(text) for text in TEXTS])
     assert methods(router) == ["EncodeStream"] * 5
     assert len({call.request_id for call in router.calls}) == 1
     assert result.usage.input_tokens == sum(len(text.split()) for text in TEXTS), (
@@ -195,7 +201,7 @@ async def test_items_are_skipped_in_parts_too(connect: Connect, router: FakeRout
     assert [one.index for one in result.skipped] == [COUNT, COUNT + 1]
     np.testing.assert_array_equal(result.dense, whole.dense)
     assert np.isnan(result.dense[COUNT : COUNT + 2]).all()
-    np.testing.assert_array_equal(result.dense[:COUNT], [vector_of(text) for text in TEXTS])
+    np.testing.assert_array_equal(result.dense[:COUNT], [make_vector(text) for text in TEXTS])
 
 
 async def test_timeout_ends_a_stream(connect: Connect, router: FakeRouter) -> None:
@@ -230,7 +236,7 @@ def test_large_response_is_predicted_from_the_request() -> None:
 
 
 def test_rows_are_written_in_place_without_a_copy() -> None:
-    rows = Rows(5)
+    rows = DenseRows(5)
     sinks = EncodeSink(rows, 3, 2), EncodeSink(rows, 0, 3)
     for sink, numbers in zip(sinks, ([[3, 4]], [[0, 1, 2]]), strict=True):
         for number in numbers[0]:
@@ -240,7 +246,7 @@ def test_rows_are_written_in_place_without_a_copy() -> None:
     merged = merge_encode([first, last])
     np.testing.assert_array_equal(merged.dense, [[number, 1] for number in range(5)])
     assert merged.dense is first.dense.base
-    alone = EncodeSink(Rows(1), 0, 1)
+    alone = EncodeSink(DenseRows(1), 0, 1)
     message = encode_response(7)
     alone.take(message)
     assert not alone.finish().dense.flags.owndata, "a single answer is a view of what was received"
@@ -255,7 +261,7 @@ def encode_response(*numbers: int, width: int = 2) -> inference_pb2.EncodeRespon
 
 def test_answers_that_do_not_fit_are_errors_of_the_mesh() -> None:
     def taken(items: int, *messages: inference_pb2.EncodeResponse) -> object:
-        sink = EncodeSink(Rows(items), 0, items)
+        sink = EncodeSink(DenseRows(items), 0, items)
         for message in messages:
             sink.take(message)
         return sink.finish()

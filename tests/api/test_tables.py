@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from shoal.cli.console import Console, fitted, table
+from shoal.cli.console import SafeConsole, fitted, table
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 PROSE = "loads on worker-1, because its only copy needs 10.3 s for the waiting work"
@@ -18,7 +18,7 @@ def lines(width: int, **changes: str) -> list[str]:
     made.add_row(*(row | changes).values())
     made.add_row("org/small", "cold", "", "7", "")
     out = io.StringIO()
-    console = Console(file=out, width=width, markup=False)
+    console = SafeConsole(file=out, width=width, markup=False)
     console.print(fitted(made, console))
     return out.getvalue().splitlines()
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import shoal
 from shoal import errors
-from shoal.transport.trust import Trust, Watched, tls_from, token_from
+from shoal.transport.trust import Trust, WatchedCredential, tls_from, token_from
 
 from services.local.settings import free_port
 from tests.api.conftest import Connect
@@ -38,7 +38,7 @@ def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.transport.trust.LOOK_SECONDS", 0.0)
 
 
-def tls_of(certificates: Certificates, stem: str = "client") -> shoal.Tls:
+def make_tls(certificates: Certificates, stem: str = "client") -> shoal.Tls:
     folder = certificates.directory
     return shoal.Tls(certificates.ca, folder / f"{stem}.pem", folder / f"{stem}.key")
 
@@ -59,7 +59,7 @@ async def test_new_certificate_is_shown_by_new_calls_and_a_call_in_flight_ends_w
     path = certificates.directory / "client.pem"
     first = path.read_bytes().strip()
     with serving(FakeRouter(), credentials=server_credentials(certificates)) as router:
-        client = connect(router.address, tls=tls_of(certificates))
+        client = connect(router.address, tls=make_tls(certificates))
         await client.do("encode", MODEL, "warm")
         router.gate.clear()
         held = asyncio.ensure_future(client.do("encode", MODEL, "in flight"))
@@ -78,7 +78,7 @@ async def test_new_certificate_is_shown_by_new_calls_and_a_call_in_flight_ends_w
 def test_old_connection_is_closed_when_its_last_call_has_ended(certificates: Certificates) -> None:
     with (
         serving(FakeRouter(), credentials=server_credentials(certificates)) as router,
-        shoal.Client(router.address, tls=tls_of(certificates)) as client,
+        shoal.Client(router.address, tls=make_tls(certificates)) as client,
     ):
         channels: Any = client._transport._channels
         pooled = channels.acquire(router.address)
@@ -99,7 +99,7 @@ async def test_another_authority_counts_without_a_new_client(
     port = free_port()
     credentials = server_credentials(certificates)
     with serving(FakeRouter(), port=port, credentials=credentials) as router:
-        client = connect(router.address, tls=tls_of(certificates))
+        client = connect(router.address, tls=make_tls(certificates))
         await client.do("encode", MODEL, "x")
     for file in certificates.directory.iterdir():
         file.unlink()
@@ -113,7 +113,7 @@ async def test_half_written_pair_changes_nothing(
     connect: Connect, certificates: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(FakeRouter(), credentials=server_credentials(certificates)) as router:
-        client = connect(router.address, tls=tls_of(certificates))
+        client = connect(router.address, tls=make_tls(certificates))
         await client.do("encode", MODEL, "x")
         before = (certificates.directory / "client.pem").read_bytes()
         made = certificates.issue("client")
@@ -274,14 +274,14 @@ async def test_trust_errors_are_explained(
     other = Certificates(tmp_path / "other")
     other.issue("client")
     certificates.issue("client/ended", days=-1)
-    mine = tls_of(certificates)
+    mine = make_tls(certificates)
     foreign = shoal.Tls(
         certificates.ca, other.directory / "client.pem", other.directory / "client.key"
     )
     with serving(FakeRouter(), credentials=server_credentials(certificates)) as router:
         for tls, kind, words in (
             (True, errors.TlsFailed, "authority that this client does not trust"),
-            (tls_of(other), errors.TlsFailed, "authority that this client does not trust"),
+            (make_tls(other), errors.TlsFailed, "authority that this client does not trust"),
             (
                 shoal.Tls(mine.root_certificates, server_name="a.example"),
                 errors.TlsFailed,
@@ -292,7 +292,7 @@ async def test_trust_errors_are_explained(
                 errors.CannotConnect,
                 "require TLS, or a client certificate",
             ),
-            (tls_of(certificates, "client-ended"), errors.CannotConnect, "has not expired"),
+            (make_tls(certificates, "client-ended"), errors.CannotConnect, "has not expired"),
             (foreign, errors.CannotConnect, "a client certificate"),
             (False, errors.CannotConnect, "may require TLS"),
         ):
@@ -314,7 +314,7 @@ def test_files_are_looked_at_once_a_second_at_most(
         return file.read_text()
 
     file.write_text("a")
-    watched = Watched([file], read, clock=lambda: now)
+    watched = WatchedCredential([file], read, clock=lambda: now)
     file.write_text("bb")
     assert watched.get() == "a"
     now = 0.999

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from shoal.v1 import inference_pb2 as pb
 
-from benchmarks.stress.hostile import Asked, Found, Memory
+from benchmarks.stress.hostile import HostileResult, LightAnswers, ProcessMemory
 from benchmarks.stress.hostile_kinds import KINDS, Attack, texts
 from libs.errors import InvalidInput
 from services.router.admission.validation import requests
@@ -74,12 +74,17 @@ def test_attacks_of_the_other_kinds_are_named_and_have_a_body(kind: str) -> None
 def test_bounds_that_are_not_met_are_reported(
     beside: float, errors: Counter[str], peak: int, faults: list[str]
 ) -> None:
-    found = Found(
-        "texts", 1.0, Asked([200.0]), Asked([beside], errors), {}, {"router": Memory(10, peak, 100)}
+    found = HostileResult(
+        "texts",
+        1.0,
+        LightAnswers([200.0]),
+        LightAnswers([beside], errors),
+        {},
+        {"router": ProcessMemory(10, peak, 100)},
     )
     assert found.faults == faults
 
 
 def test_short_latency_alone_leaves_the_floor_as_the_bound() -> None:
-    found = Found("texts", 1.0, Asked([10.0]), Asked([299.0]), {}, {})
+    found = HostileResult("texts", 1.0, LightAnswers([10.0]), LightAnswers([299.0]), {}, {})
     assert found.faults == []

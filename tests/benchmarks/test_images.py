@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import transformers
 
-from benchmarks.images.encoders import Shape, forward, loaded, photographs, prepare
+from benchmarks.images.encoders import EncoderShape, forward, loaded, photographs, prepare
 
 
 def small(layers: int) -> transformers.PreTrainedModel:
@@ -21,7 +21,7 @@ def small(layers: int) -> transformers.PreTrainedModel:
 
 
 def test_forward_and_the_preparing_of_photographs() -> None:
-    shape = Shape(
+    shape = EncoderShape(
         "small",
         small,
         transformers.Siglip2ImageProcessorPil(max_num_patches=16),

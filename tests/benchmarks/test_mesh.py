@@ -15,14 +15,14 @@ from benchmarks.common.report import (
     BATCHES,
     SORTED,
     STEADY,
+    ClosedLoop,
+    IdleQuery,
     Latency,
+    MeasuredTarget,
     Name,
-    Query,
-    Report,
-    Series,
-    Target,
-    Turn,
-    Usage,
+    RunReport,
+    RunUsage,
+    SpeedSeries,
     forward_shares,
     print_report,
     targets,
@@ -33,7 +33,7 @@ from benchmarks.mesh.throughput import STEADY_CALLERS, seconds_once, singly, ste
 from benchmarks.peers.engine import balanced_shares
 from benchmarks.peers.padding import padded
 
-USED = Usage(
+USED = RunUsage(
     {"client": 100.0, "router": 400.0, "redis": 90.0, "worker": 700.0, "forward": 1500.0},
     starved=0.01,
     turnaround=0.02,
@@ -42,12 +42,12 @@ USED = Usage(
 
 def series(
     engine: str, dtype: str, seconds: float, shape: str = BATCHES, layout: str = "2 x 1"
-) -> Series:
-    return Series(Name(engine, dtype, layout, shape), [seconds, seconds])
+) -> SpeedSeries:
+    return SpeedSeries(Name(engine, dtype, layout, shape), [seconds, seconds])
 
 
-def mesh(shape: str, seconds: float) -> Series:
-    return Series(
+def mesh(shape: str, seconds: float) -> SpeedSeries:
+    return SpeedSeries(
         Name("mesh", "bfloat16", "2 x 1", shape),
         [seconds, seconds],
         beside=[1.0, 0.5],
@@ -55,7 +55,7 @@ def mesh(shape: str, seconds: float) -> Series:
     )
 
 
-def by_text(found: list[Target], part: str) -> Target:
+def by_text(found: list[MeasuredTarget], part: str) -> MeasuredTarget:
     (target,) = [one for one in found if part in one.text]
     return target
 
@@ -121,7 +121,7 @@ def test_usage_of_a_text() -> None:
     assert (found.starved, found.turnaround) == pytest.approx((0.15, 0.05))
 
 
-def whole() -> list[Series]:
+def whole() -> list[SpeedSeries]:
     return [
         series("sentence-transformers", "float32", 7.0, layout="1 x 2"),
         series("sentence-transformers", "bfloat16", 2.7, layout="1 x 2"),
@@ -144,7 +144,8 @@ def idle() -> Latency:
     return Latency(
         "mesh",
         "bfloat16",
-        [[Query(0.006, {"forward": 0.004})] * 99 + [Query(0.016, {"forward": 0.004})] * 2] * 2,
+        [[IdleQuery(0.006, {"forward": 0.004})] * 99 + [IdleQuery(0.016, {"forward": 0.004})] * 2]
+        * 2,
     )
 
 
@@ -182,10 +183,10 @@ def test_missing_measurement_has_no_target() -> None:
 
 
 def test_report_is_printed_and_written_as_json() -> None:
-    turn = Turn(64, 3000, 3.0, {"router": 400.0, "redis": 100.0}, 9.0)
+    turn = ClosedLoop(64, 3000, 3.0, {"router": 400.0, "redis": 100.0}, 9.0)
     assert (turn.rate, turn.per_core) == pytest.approx((1000.0, 2500.0))
     found = targets(whole(), [idle()], {64: [turn.per_core]}, "1 x 2", "2 x 1")
-    report = Report({"cpu": "none"}, ["a note"], 512, 25_000, whole(), [idle()], [turn], found)
+    report = RunReport({"cpu": "none"}, ["a note"], 512, 25_000, whole(), [idle()], [turn], found)
     console = Console(width=200, record=True, file=StringIO())
     print_report(report, console)
     shown = console.export_text()

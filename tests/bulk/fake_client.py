@@ -16,12 +16,12 @@ RECIPE = "0123456789abcdef"
 _TIMINGS = Timings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def vector_of(text: str) -> list[float]:
+def make_vector(text: str) -> list[float]:
     return [float(len(text)), *(float(ord(text[place % len(text)])) for place in range(3))]
 
 
 class FakeClient:
-    """Takes the place of `shoal.AsyncClient`.
+    """Replaces `shoal.AsyncClient`.
 
     Attributes:
         skips: Return whether a text is refused as too long.
@@ -51,7 +51,7 @@ class FakeClient:
     ) -> EncodeResult:
         self.expected.append(expect_embedding_id)
         usage, skipped = await self._ask(texts, options)
-        array = np.array([vector_of(text) for text in texts], np.float32)
+        array = np.array([make_vector(text) for text in texts], np.float32)
         array[[one.index for one in skipped]] = np.nan
         vectors = Vectors(array, "float32", DIMENSIONS)
         return EncodeResult(

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow
 from pyarrow import parquet
-from shoal.bulk.engine import Job, create
+from shoal.bulk.engine import JobRun, create
 from shoal.bulk.manifest import Manifest, load
-from shoal.bulk.places import Folder, Place
-from shoal.bulk.spec import Limits, Recipe
+from shoal.bulk.places import Folder, OutputPlace
+from shoal.bulk.spec import BulkLimits, BulkRecipe
 
 from tests.bulk.fake_client import FakeClient
 from tests.support.waiting import wait_until
@@ -21,9 +21,9 @@ from tests.support.waiting import wait_until
 MODEL = "org/small"
 
 
-def recipe(**changes: Any) -> Recipe:
+def recipe(**changes: Any) -> BulkRecipe:
     """Return a recipe of small chunks that keeps an id."""
-    return Recipe(
+    return BulkRecipe(
         **{"verb": "encode", "model": MODEL, "keep": ("id",), "chunk_rows": 10, **changes}
     )
 
@@ -47,17 +47,17 @@ def write_lines(path: Path, lines: Sequence[object]) -> Path:
 
 
 async def run(
-    place: Place,
+    place: OutputPlace,
     source: Path | str,
     client: FakeClient,
     *,
-    made: Recipe | None = None,
-    limits: Limits | None = None,
+    made: BulkRecipe | None = None,
+    limits: BulkLimits | None = None,
     retry: bool = False,
 ) -> Manifest:
     """Run a job until it ends, or continue the one that the place has."""
-    manifest = create(place, str(source), made or recipe(), limits or Limits())
-    return await Job(place, manifest, client, timeout=5.0).run(retry=retry)  # type: ignore[arg-type]
+    manifest = create(place, str(source), made or recipe(), limits or BulkLimits())
+    return await JobRun(place, manifest, client, timeout=5.0).run(retry=retry)  # type: ignore[arg-type]
 
 
 async def eventually(is_true: Callable[[], bool]) -> None:
@@ -81,7 +81,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for part in parts(folder) for line in part.read_text().splitlines()]
 
 
-def manifest_of(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
     found = load(Folder(folder))
     assert found is not None
     return found

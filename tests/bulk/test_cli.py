@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from tests.api.conftest import nobody, router
 from tests.api.fake_router import MODEL, FakeRouter, Refusal
-from tests.bulk.jobs import lines, manifest_of, table, write_lines
+from tests.bulk.jobs import lines, read_manifest, table, write_lines
 
 __all__ = ["nobody", "router"]  # Fixtures.
 Run = Callable[..., tuple[int, str, str]]
@@ -57,7 +57,7 @@ def test_encode_and_results(run: Run, files: list[object], tmp_path: Path) -> No
     out = tmp_path / "out"
     code, shown, _ = run("run", "encode", MODEL, *files, "--chunk-rows", 8, "--no-normalize")
     assert (code, "31 of 31 in 4 parts" in shown) == (0, True)
-    assert manifest_of(out).recipe.options == {"normalize": False}
+    assert read_manifest(out).recipe.options == {"normalize": False}
     assert table(out)["id"].to_pylist() == list(range(ROWS + 1))
     code, shown, _ = run("show", out, "--json")
     found = json.loads(shown)
@@ -117,7 +117,7 @@ def test_job_of_a_misspelt_model_is_replaced_by_the_corrected_command(
     assert (code, "reason MODEL_UNREACHABLE" in errors) == (1, True)
     router.refusals.clear()
     assert run("run", "encode", MODEL, *files)[0] == 0
-    assert manifest_of(tmp_path / "out").recipe.model == MODEL
+    assert read_manifest(tmp_path / "out").recipe.model == MODEL
     code, _, errors = run("run", "encode", "org/other", *files)  # A job with parts stays.
     assert (code, "with another model; choose another output" in errors) == (1, True)
 
@@ -142,7 +142,7 @@ def test_pause_and_cancel_leave_requests_for_the_running_process(
 ) -> None:
     out = tmp_path / "out"
     run("run", "encode", MODEL, *files, "--max-failed", 0)
-    manifest = manifest_of(out)
+    manifest = read_manifest(out)
     manifest.state = "running"
     with Folder(out).locked():
         manifest.save(Folder(out))
@@ -152,7 +152,7 @@ def test_pause_and_cancel_leave_requests_for_the_running_process(
         assert json.loads((out / CONTROL).read_text()) == {"request": "cancel"}
     assert "no process runs the job, which is interrupted" in run("pause", out)[2]
     assert "the job is cancelled" in run("cancel", out)[2]
-    assert manifest_of(out).state == "cancelled"
+    assert read_manifest(out).state == "cancelled"
     assert "the job is cancelled already" in run("cancel", out)[2]
 
 
@@ -160,7 +160,7 @@ def test_requests_in_object_stores_report_unknown_states(
     run: Run, files: list[object], tmp_path: Path
 ) -> None:
     run("run", "encode", MODEL, *files, "--max-failed", 0)
-    manifest, url = manifest_of(tmp_path / "out"), "memory://cli/out"
+    manifest, url = read_manifest(tmp_path / "out"), "memory://cli/out"
     manifest.state = "running"
     try:
         manifest.save(place(url))
@@ -181,7 +181,7 @@ def test_jobs_below_a_folder_are_listed(
 ) -> None:
     top = "memory://list/top" if is_remote else str(tmp_path / "top")
     run("run", "encode", MODEL, *files)
-    manifest = manifest_of(tmp_path / "out")
+    manifest = read_manifest(tmp_path / "out")
     try:
         for number, name in enumerate(("", "/old", "/deep/er/new", "/.hidden/job")):
             (tmp_path / "top" / name.strip("/")).mkdir(parents=True, exist_ok=True)
@@ -214,7 +214,7 @@ def test_list_is_limited_and_says_so(
 ) -> None:
     run("run", "encode", MODEL, *files)
     for name in ("a", "b", "c"):
-        manifest_of(tmp_path / "out").save(_made(tmp_path / "top" / name))
+        read_manifest(tmp_path / "out").save(_made(tmp_path / "top" / name))
     monkeypatch.setattr(listing, "MAX_LISTED_JOBS", 2)
     code, shown, notes = run("list", tmp_path / "top", "--json")
     assert (code, len(json.loads(shown))) == (0, 2)

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 from shoal.bulk.cost import CostMeter
-from shoal.bulk.engine import Job, create
+from shoal.bulk.engine import JobRun, create
 from shoal.bulk.manifest import Manifest
 from shoal.bulk.places import Folder
-from shoal.bulk.progress import Progress
-from shoal.bulk.spec import Limits
-from shoal.cli.bulk.arguments import JobLimits
+from shoal.bulk.progress import JobProgress
+from shoal.bulk.spec import BulkLimits
+from shoal.cli.bulk.arguments import JobLimitOptions
 from shoal.cli.bulk.running import continued, progress_line
 from shoal.errors import PermissionDenied
 from shoal.status import Mesh, WorkerStatus
 
 from tests.api.fake_router import MODEL as SERVED
 from tests.bulk.fake_client import FakeClient
-from tests.bulk.jobs import MODEL, manifest_of, recipe, write_parquet
+from tests.bulk.jobs import MODEL, read_manifest, recipe, write_parquet
 from tests.bulk.test_cli import Run, files, nobody, router, run, source
 
 __all__ = ["files", "nobody", "router", "run", "source"]  # Fixtures.
@@ -49,15 +49,17 @@ def test_time_of_workers_with_the_model_is_charged_by_pool() -> None:
 
 
 def test_progress_shows_the_cost_and_an_estimate_of_all() -> None:
-    progress = Progress(10, 40, 0, 90, 1.0, 9.0, 30.0, 1, "", {"l4": 1.0, "h100": 0.5}, 6.0)
+    progress = JobProgress(10, 40, 0, 90, 1.0, 9.0, 30.0, 1, "", {"l4": 1.0, "h100": 0.5}, 6.0)
     assert "cost 1.50 (l4 1.00, h100 0.50) of about 6.00" in progress_line(progress)
     assert progress.rates()["whole_cost"] == 6.0
 
 
-async def run_metered(source: Path, out: Path, **prices: float) -> tuple[Manifest, list[Progress]]:
-    seen: list[Progress] = []
-    manifest = create(Folder(out), str(source), recipe(), Limits(prices=prices))
-    job = Job(Folder(out), manifest, Metered(), on_progress=seen.append)  # type: ignore[arg-type]
+async def run_metered(
+    source: Path, out: Path, **prices: float
+) -> tuple[Manifest, list[JobProgress]]:
+    seen: list[JobProgress] = []
+    manifest = create(Folder(out), str(source), recipe(), BulkLimits(prices=prices))
+    job = JobRun(Folder(out), manifest, Metered(), on_progress=seen.append)  # type: ignore[arg-type]
     return await job.run(), seen
 
 
@@ -72,13 +74,13 @@ async def test_cost_is_in_the_manifest_and_continues_after_a_resume(tmp_path: Pa
     again, seen = await run_metered(source, out, l4=3600.0)
     assert first < again.cost["l4"] <= 2 * again.active_seconds + 0.001
     assert seen[0].cost["l4"] >= first
-    assert manifest_of(out).cost == again.cost
+    assert read_manifest(out).cost == again.cost
 
 
 async def test_job_without_prices_does_not_ask_for_workers(tmp_path: Path) -> None:
     source, out = write_parquet(tmp_path / "in.parquet", 45), tmp_path / "out"
-    manifest = create(Folder(out), str(source), recipe(), Limits())
-    found = await Job(Folder(out), manifest, FakeClient()).run()  # type: ignore[arg-type]
+    manifest = create(Folder(out), str(source), recipe(), BulkLimits())
+    found = await JobRun(Folder(out), manifest, FakeClient()).run()  # type: ignore[arg-type]
     assert (found.state, found.cost) == ("completed", {})
 
 
@@ -89,13 +91,13 @@ async def test_mesh_that_refuses_its_workers_stops_a_job_with_prices(tmp_path: P
             raise PermissionDenied("the role client may not call GetMesh")
 
     source, out = write_parquet(tmp_path / "in.parquet", 45), tmp_path / "out"
-    client, limits = Refused(), Limits(prices={"l4": 1.0})
+    client, limits = Refused(), BulkLimits(prices={"l4": 1.0})
     client.gate.clear()
-    job = Job(Folder(out), create(Folder(out), str(source), recipe(), limits), client)  # type: ignore[arg-type]
+    job = JobRun(Folder(out), create(Folder(out), str(source), recipe(), limits), client)  # type: ignore[arg-type]
     with pytest.raises(PermissionDenied) as caught:
         await job.run()
     assert "without --price" in "".join(caught.value.__notes__)
-    assert manifest_of(out).state == "failed"
+    assert read_manifest(out).state == "failed"
 
 
 def test_prices_are_options_of_the_command(run: Run, files: list[Any], tmp_path: Path) -> None:
@@ -111,9 +113,9 @@ def test_prices_are_options_of_the_command(run: Run, files: list[Any], tmp_path:
 
 def test_repeated_command_keeps_limits_that_are_not_given(tmp_path: Path) -> None:
     source, out = str(write_parquet(tmp_path / "in.parquet", 3)), Folder(tmp_path / "out")
-    first = continued(out, source, recipe(), JobLimits(in_flight=3, price=["cpu=2"]))
+    first = continued(out, source, recipe(), JobLimitOptions(in_flight=3, price=["cpu=2"]))
     out.path.mkdir()
     first.save(out)
-    again = continued(out, source, recipe(), JobLimits(max_failed=0.5))
+    again = continued(out, source, recipe(), JobLimitOptions(max_failed=0.5))
     assert again.job == first.job
-    assert again.limits == Limits(in_flight=3, failed_share=0.5, prices={"cpu": 2.0})
+    assert again.limits == BulkLimits(in_flight=3, failed_share=0.5, prices={"cpu": 2.0})

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 from shoal.bulk import engine, export
-from shoal.bulk.engine import Job, create, request
+from shoal.bulk.engine import JobRun, create, request
 from shoal.bulk.failures import Busy, InputChanged, JobError, StorageError
 from shoal.bulk.places import Folder
-from shoal.bulk.spec import Limits
+from shoal.bulk.spec import BulkLimits
 from shoal.errors import (
     DeadlinePassed,
     EmbeddingIdMismatch,
@@ -28,12 +28,12 @@ from shoal.errors import (
     WorkerLost,
 )
 
-from tests.bulk.fake_client import RECIPE, FakeClient, vector_of
+from tests.bulk.fake_client import RECIPE, FakeClient, make_vector
 from tests.bulk.jobs import (
     eventually,
     lines,
-    manifest_of,
     parts,
+    read_manifest,
     recipe,
     run,
     table,
@@ -70,18 +70,18 @@ async def test_read_that_hangs_is_overdue(
 ) -> None:
     """The job reports for how long, and continues when the read returns."""
     released, seen = threading.Event(), list[float]()
-    read = Job._read
+    read = JobRun._read
 
-    def hang(job: Job, reader: Any) -> Any:
+    def hang(job: JobRun, reader: Any) -> Any:
         chunk = read(job, reader)
         released.wait(60.0)
         return chunk
 
-    monkeypatch.setattr(Job, "_read", hang)
+    monkeypatch.setattr(JobRun, "_read", hang)
     where = Folder(tmp_path / "out")
-    manifest = create(where, str(source), recipe(), Limits())
+    manifest = create(where, str(source), recipe(), BulkLimits())
     client: Any = FakeClient()
-    job = Job(where, manifest, client, on_progress=lambda now: seen.append(now.overdue_seconds))
+    job = JobRun(where, manifest, client, on_progress=lambda now: seen.append(now.overdue_seconds))
     running = asyncio.create_task(job.run())
     await eventually(lambda: seen[-1:] > [0.1])
     assert seen[0] < seen[-1]
@@ -97,7 +97,7 @@ async def test_every_row_has_its_vector_in_input_order(source: Path, out: Path) 
     assert found["row"].to_pylist() == list(range(ROWS))
     assert found["id"].to_pylist() == [f"d{number}" for number in range(ROWS)]
     texts = [f"text {number} {'a' * (number % 5)}" for number in range(ROWS)]
-    assert found["dense"].to_pylist() == [vector_of(text) for text in texts]
+    assert found["dense"].to_pylist() == [make_vector(text) for text in texts]
     assert str(found["dense"].type) == "fixed_size_list<element: float>[4]"
     assert found["error"].null_count == ROWS
     assert (manifest.state, manifest.rows, manifest.total, manifest.failed) == (
@@ -109,8 +109,8 @@ async def test_every_row_has_its_vector_in_input_order(source: Path, out: Path) 
     assert manifest.embedding_id == f"{RECIPE}.float32"
     assert client.expected == ["", *[RECIPE] * 4]
     assert sorted(client.texts) == sorted(texts)
-    assert len(list(export.contents(Folder(out), manifest_of(out)))) == len(parts(out)) == 5
-    assert manifest.size == manifest_of(out).size == sum(one.stat().st_size for one in parts(out))
+    assert len(list(export.contents(Folder(out), read_manifest(out)))) == len(parts(out)) == 5
+    assert manifest.size == read_manifest(out).size == sum(one.stat().st_size for one in parts(out))
     columns = parquet.ParquetFile(parts(out)[0]).metadata.row_group(0)
     encodings = {columns.column(n).path_in_schema: columns.column(n).encodings for n in range(4)}
     assert "RLE_DICTIONARY" in encodings["id"]
@@ -119,8 +119,8 @@ async def test_every_row_has_its_vector_in_input_order(source: Path, out: Path) 
 
 async def test_job_stops_at_its_limit_of_bytes(source: Path, out: Path) -> None:
     with pytest.raises(JobError, match="and at most 1 are allowed"):
-        await run(Folder(out), source, FakeClient(), limits=Limits(output_bytes=1))
-    assert (manifest_of(out).state, len(parts(out))) == ("failed", 1)
+        await run(Folder(out), source, FakeClient(), limits=BulkLimits(output_bytes=1))
+    assert (read_manifest(out).state, len(parts(out))) == ("failed", 1)
     manifest = await run(Folder(out), source, FakeClient())
     assert (manifest.state, manifest.rows) == ("completed", ROWS)
 
@@ -219,7 +219,7 @@ async def test_input_that_changes_during_the_job_stops_it(source: Path, out: Pat
     client.before = rewrite
     with pytest.raises(InputChanged):
         await run(Folder(out), source, client)
-    manifest = manifest_of(out)
+    manifest = read_manifest(out)
     assert (manifest.state, "changed since the job began" in manifest.error) == ("failed", True)
     assert manifest.rows < ROWS
 
@@ -275,10 +275,10 @@ async def test_job_without_any_result_fails_and_can_be_resumed(source: Path, out
     """Parts without results would fix columns that leave out the vectors of a later retry."""
     client = FakeClient()
     client.skips = lambda text: True
-    limits = Limits(failed_share=1.0)
+    limits = BulkLimits(failed_share=1.0)
     with pytest.raises(JobError, match="none of the first 45 rows has a result; the last error"):
         await run(Folder(out), source, client, limits=limits)
-    assert (manifest_of(out).state, manifest_of(out).schema, parts(out)) == ("failed", b"", [])
+    assert (read_manifest(out).state, read_manifest(out).schema, parts(out)) == ("failed", b"", [])
     assert (await run(Folder(out), source, FakeClient())).state == "completed"
     assert table(out)["dense"].null_count == 0
 
@@ -290,12 +290,12 @@ async def test_share_of_failed_rows_stops_the_job(
     monkeypatch.setattr(engine, "MIN_SHARE_ROWS", 10)
     client = FakeClient()
     client.skips = lambda text: int(text.split()[1]) % 2 == 1
-    limits = Limits(failed_share=share)
+    limits = BulkLimits(failed_share=share)
     if stops:
         with pytest.raises(JobError, match=r"rows failed, more than the allowed share of"):
             await run(Folder(out), source, client, limits=limits)
-        assert manifest_of(out).state == "failed"
-        limits = Limits(failed_share=1.0)
+        assert read_manifest(out).state == "failed"
+        limits = BulkLimits(failed_share=1.0)
     assert (await run(Folder(out), source, client, limits=limits)).failed == ROWS // 2
 
 
@@ -324,7 +324,7 @@ async def test_rows_of_cut_texts_are_counted(source: Path, out: Path) -> None:
     assert [manifest.parts[chunk].truncated for chunk in range(5)] == [1, 0, 0, 0, 1]
     client.skips = lambda text: False
     await run(Folder(out), source, client, retry=True)
-    counts = manifest_of(out).to_json()["counts"]
+    counts = read_manifest(out).to_json()["counts"]
     assert (counts["truncated_rows"], counts["failed_rows"]) == (2, 0)
 
 
@@ -334,9 +334,9 @@ async def test_end_during_a_retry_keeps_one_part_for_each_chunk(
 ) -> None:
     await run_with_a_failed_row(source, out)
     await run(FrozenFolder(out, writes), source, FakeClient(), retry=True)
-    if manifest_of(out).state != "completed":
+    if read_manifest(out).state != "completed":
         await run(Folder(out), source, FakeClient())
-    if manifest_of(out).failed:
+    if read_manifest(out).failed:
         await run(Folder(out), source, FakeClient(), retry=True)
     assert table(out)["row"].to_pylist() == list(range(ROWS))
     assert table(out)["error"].null_count == ROWS
@@ -377,17 +377,17 @@ async def test_changed_input_after_a_killed_retry_leaves_all_parts_of_the_manife
     os.utime(source, (1, 1))
     with pytest.raises(InputChanged):
         await run(Folder(out), source, FakeClient())
-    assert len(list(export.contents(Folder(out), manifest_of(out)))) == 5
+    assert len(list(export.contents(Folder(out), read_manifest(out)))) == 5
 
 
 async def test_job_that_another_process_began_with_another_recipe_is_not_continued(
     source: Path, out: Path
 ) -> None:
-    mine = create(Folder(out), str(source), recipe(verb="score", query="long query"), Limits())
+    mine = create(Folder(out), str(source), recipe(verb="score", query="long query"), BulkLimits())
     await run(Folder(out), source, FakeClient(), made=recipe(verb="score", query="q"))
     client = FakeClient()
     with pytest.raises(JobError, match="with another query"):
-        await Job(Folder(out), mine, client).run(retry=True)  # type: ignore[arg-type]
+        await JobRun(Folder(out), mine, client).run(retry=True)  # type: ignore[arg-type]
     assert client.texts == []
 
 
@@ -400,7 +400,7 @@ async def test_unexpected_error_is_in_the_manifest(source: Path, out: Path) -> N
     client.before = fail
     with pytest.raises(RuntimeError):
         await run(Folder(out), source, client)
-    assert (manifest_of(out).state, manifest_of(out).error) == ("failed", "a fault")
+    assert (read_manifest(out).state, read_manifest(out).error) == ("failed", "a fault")
 
 
 async def test_answered_rows_of_a_chunk_are_not_sent_again(tmp_path: Path, out: Path) -> None:
@@ -457,7 +457,7 @@ async def test_overload_leaves_fewer_chunks_in_flight(source: Path, out: Path) -
             raise refusals.pop()
 
     client.before = refuse
-    made, limits = recipe(chunk_rows=2), Limits(in_flight=2)
+    made, limits = recipe(chunk_rows=2), BulkLimits(in_flight=2)
     task = asyncio.create_task(run(Folder(out), source, client, made=made, limits=limits))
     await eventually(lambda: client.blocked == 1 and not refusals)
     await asyncio.sleep(0.1)
@@ -487,7 +487,7 @@ async def test_job_without_answers_stops_after_its_patience(source: Path, out: P
 
     client.before = refuse
     with pytest.raises(JobError, match=r"no chunk was answered for 0.05 s: no worker"):
-        await run(Folder(out), source, client, limits=Limits(patience=0.05))
+        await run(Folder(out), source, client, limits=BulkLimits(patience=0.05))
     client.before = lambda texts: None
     assert (await run(Folder(out), source, client)).state == "completed"
 
@@ -497,8 +497,8 @@ async def test_other_embedding_id_fails_the_job(source: Path, out: Path) -> None
     client.embedding_id = lambda: "f" * 16 if len(client.texts) > 20 else RECIPE
     with pytest.raises(JobError, match=rf"from embedding id {RECIPE} to {'f' * 16}"):
         await run(Folder(out), source, client)
-    assert manifest_of(out).state == "failed"
-    assert manifest_of(out).embedding_id == RECIPE
+    assert read_manifest(out).state == "failed"
+    assert read_manifest(out).embedding_id == RECIPE
 
 
 async def test_refusal_of_the_mesh_fails_the_job_and_names_the_cause(
@@ -513,8 +513,8 @@ async def test_refusal_of_the_mesh_fails_the_job_and_names_the_cause(
     client.before = refuse
     with pytest.raises(EmbeddingIdMismatch):
         await run(Folder(out), source, client)
-    assert "the card changed" in manifest_of(out).error
-    assert manifest_of(out).rows == 10
+    assert "the card changed" in read_manifest(out).error
+    assert read_manifest(out).rows == 10
 
 
 async def test_number_formats_of_one_recipe_may_be_mixed(source: Path, out: Path) -> None:
@@ -533,19 +533,19 @@ async def test_other_revision_fails_a_job_of_scores(source: Path, out: Path) -> 
 SMALL = recipe(chunk_rows=5)
 
 
-async def _stopped(source: Path, out: Path, stop: str) -> tuple[Job, asyncio.Task[Any]]:
+async def _stopped(source: Path, out: Path, stop: str) -> tuple[JobRun, asyncio.Task[Any]]:
     """Return a job with one committed part and others in flight, and its run, after `stop`."""
     client = FakeClient()
     client.before = lambda texts: client.gate.clear() if len(client.texts) >= 20 else None
-    job = Job(
+    job = JobRun(
         Folder(out),
-        create(Folder(out), str(source), SMALL, Limits(in_flight=2)),
+        create(Folder(out), str(source), SMALL, BulkLimits(in_flight=2)),
         client,  # type: ignore[arg-type]
     )
     task = asyncio.create_task(job.run())
     await eventually(lambda: client.blocked > 0 and not client.gate.is_set())
     if stop == "request":
-        assert request(Folder(out), manifest_of(out), "cancel")
+        assert request(Folder(out), read_manifest(out), "cancel")
     else:
         getattr(job, stop)()
     if stop == "pause":
@@ -577,16 +577,16 @@ async def test_cancelled_job_ends_at_once_and_cannot_be_resumed(
 
 async def test_job_without_process_is_cancelled_by_the_request(source: Path, out: Path) -> None:
     await run(FrozenFolder(out, 4), source, FakeClient())
-    manifest = manifest_of(out)
+    manifest = read_manifest(out)
     assert manifest.is_interrupted(Folder(out))
     assert not request(Folder(out), manifest, "cancel")
-    assert manifest_of(out).state == "cancelled"
+    assert read_manifest(out).state == "cancelled"
 
 
 async def test_deadline_stops_the_job(source: Path, out: Path) -> None:
     client = FakeClient()
     client.gate.clear()
-    manifest = await run(Folder(out), source, client, limits=Limits(deadline=time.time()))
+    manifest = await run(Folder(out), source, client, limits=BulkLimits(deadline=time.time()))
     assert (manifest.state, "deadline passed" in manifest.error) == ("expired", True)
     assert (await run(Folder(out), source, FakeClient())).state == "completed"
 
@@ -595,7 +595,7 @@ async def test_chunks_in_flight_are_limited(source: Path, out: Path) -> None:
     client = FakeClient()
     client.before = lambda texts: client.gate.clear() if not client.texts else None
     task = asyncio.create_task(
-        run(Folder(out), source, client, made=recipe(chunk_rows=1), limits=Limits(in_flight=3))
+        run(Folder(out), source, client, made=recipe(chunk_rows=1), limits=BulkLimits(in_flight=3))
     )
     await eventually(lambda: client.active == 2)
     await asyncio.sleep(0.05)

@@ -17,7 +17,7 @@ from shoal.bulk.parts import PartWriter
 from shoal.bulk.places import Folder
 
 from tests.bulk.fake_client import FakeClient
-from tests.bulk.jobs import lines, manifest_of, recipe, run, table, write_lines
+from tests.bulk.jobs import lines, read_manifest, recipe, run, table, write_lines
 
 CLASSIFY = {"kind": "classify", "labels": ["t"]}
 KEPT: dict[str, tuple[pyarrow.Array, object]] = {
@@ -144,7 +144,7 @@ async def test_kept_value_of_another_type_than_earlier_parts_stops_the_job(
     )
     with pytest.raises(JobError, match=r"'id' of line 4 .* int64: write this field as text"):
         await run(Folder(tmp_path / "out"), source, FakeClient(), made=recipe(chunk_rows=1))
-    manifest = manifest_of(tmp_path / "out")
+    manifest = read_manifest(tmp_path / "out")
     assert (manifest.state, manifest.failed) == ("failed", 0)
     assert table(tmp_path / "out")["id"].to_pylist() == [1, None, 3][: manifest.rows]
 
@@ -174,7 +174,7 @@ async def test_job_that_is_not_completed_is_exported_only_on_request(tmp_path: P
     where, output = Folder(tmp_path / "out"), tmp_path / "all.parquet"
     with pytest.raises(JobError):
         await run(where, source, FakeClient(), made=recipe(chunk_rows=1))
-    manifest = manifest_of(tmp_path / "out")
+    manifest = read_manifest(tmp_path / "out")
     with pytest.raises(JobError, match=r"is failed, and its parts have 1 rows; .* --partial"):
         export.export(where, manifest, output)
     assert not output.exists()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shoal.bulk.flow import Flow, Rate
+from shoal.bulk.flow import FlowControl, JobThroughput
 
 
 def test_limit_grows_by_one_for_each_round_of_answers() -> None:
-    flow = Flow(4)
+    flow = FlowControl(4)
     limits = []
     for _ in range(12):
         limits.append(flow.limit)
@@ -15,7 +15,7 @@ def test_limit_grows_by_one_for_each_round_of_answers() -> None:
 
 
 def test_overload_halves_the_limit_once_for_chunks_sent_before() -> None:
-    flow = Flow(8)
+    flow = FlowControl(8)
     for _ in range(100):
         flow.succeeded()
     assert flow.limit == 8
@@ -28,7 +28,7 @@ def test_overload_halves_the_limit_once_for_chunks_sent_before() -> None:
 
 
 def test_rates_are_of_the_last_seconds() -> None:
-    rate = Rate(0.0)
+    rate = JobThroughput(0.0)
     rate.add(100, 1000, 10.0)
     assert rate.per_second(20.0) == (5.0, 50.0)
     for second in range(60, 100):

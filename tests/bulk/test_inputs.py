@@ -15,10 +15,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import parquet
 from shoal.bulk import inputs, places
 from shoal.bulk.failures import JobError, StorageError
-from shoal.bulk.inputs import Chunk, open_source
+from shoal.bulk.inputs import RowChunk, open_source
 from shoal.bulk.matching import find_input
 from shoal.bulk.places import Folder
-from shoal.bulk.spec import Recipe
+from shoal.bulk.spec import BulkRecipe
 
 from tests.bulk.fake_client import FakeClient
 from tests.bulk.jobs import recipe, run, table, write_lines, write_parquet
@@ -82,11 +82,11 @@ def put(source: Path) -> str:
     return f"failing://inputs/{source.name}"
 
 
-def read(uri: str, made: Recipe) -> list[Chunk]:
+def read(uri: str, made: BulkRecipe) -> list[RowChunk]:
     return list(open_source(find_input(uri), made).chunks(lambda number: True))
 
 
-def texts_of(values: list[bytes | None], *, dictionary: bool = False) -> pyarrow.Array:
+def make_texts(values: list[bytes | None], *, dictionary: bool = False) -> pyarrow.Array:
     """Return an array of texts that are not checked."""
     raw = pyarrow.array(values, pyarrow.binary())
     texts = pyarrow.StringArray.from_buffers(
@@ -99,7 +99,7 @@ def texts_of(values: list[bytes | None], *, dictionary: bool = False) -> pyarrow
 async def test_parquet_texts_that_are_not_utf8_are_failed_rows(
     tmp_path: Path, dictionary: bool
 ) -> None:
-    texts = texts_of([b"first", b"\xff\xfe", None, b"last"], dictionary=dictionary)
+    texts = make_texts([b"first", b"\xff\xfe", None, b"last"], dictionary=dictionary)
     parquet.write_table(pyarrow.table({"id": range(4), "text": texts}), tmp_path / "in.parquet")
     manifest = await run(Folder(tmp_path / "out"), tmp_path / "in.parquet", FakeClient())
     assert (manifest.state, manifest.rows, manifest.failed) == ("completed", 4, 2)
@@ -114,9 +114,9 @@ async def test_parquet_texts_that_are_not_utf8_are_failed_rows(
 
 
 def test_queries_that_are_not_utf8_are_problems_of_their_rows(tmp_path: Path) -> None:
-    columns = {"text": ["a", "b"], "q": texts_of([b"\xff", b"query"])}
+    columns = {"text": ["a", "b"], "q": make_texts([b"\xff", b"query"])}
     parquet.write_table(pyarrow.table(columns), tmp_path / "in.parquet")
-    made = Recipe("score", "org/small", query_column="q")
+    made = BulkRecipe("score", "org/small", query_column="q")
     [chunk] = read(str(tmp_path / "in.parquet"), made)
     assert chunk.problems == {0: "the text in 'q' is not valid UTF-8"}
     assert (chunk.texts, chunk.queries) == (["", "b"], ["", "query"])
@@ -194,7 +194,7 @@ def test_small_file_of_large_texts_is_refused(tmp_path: Path, dictionary: bool) 
     parquet.write_table(pyarrow.table({"text": texts}), path, compression="zstd")
     assert path.stat().st_size < 20_000
     with pytest.raises(JobError, match=r"row \d+ of .* fewer chunk_rows"):
-        read(str(path), Recipe("encode", "org/small"))
+        read(str(path), BulkRecipe("encode", "org/small"))
 
 
 def test_few_columns_are_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import parquet
 from shoal.bulk import places
 from shoal.bulk.failures import StorageError
-from shoal.bulk.places import Folder, ObjectFolder, Place, place
+from shoal.bulk.places import Folder, ObjectFolder, OutputPlace, place
 
 from tests.bulk.fake_client import FakeClient
 from tests.bulk.jobs import run, write_parquet
@@ -69,12 +69,12 @@ def memory() -> Iterator[str]:
 
 
 @pytest.fixture(params=["folder", "object"])
-def where(request: pytest.FixtureRequest, tmp_path: Path, memory: str) -> Place:
+def where(request: pytest.FixtureRequest, tmp_path: Path, memory: str) -> OutputPlace:
     fsspec.filesystem("memory").pipe_file("/bucket/other", b"")
     return place(str(tmp_path / "out") if request.param == "folder" else memory)
 
 
-def test_first_commit_wins(where: Place) -> None:
+def test_first_commit_wins(where: OutputPlace) -> None:
     with where.locked():
         assert where.create("part-1", b"first")
         assert not where.create("part-1", b"second")

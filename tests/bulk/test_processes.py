@@ -16,8 +16,8 @@ from pyarrow import parquet
 from shoal.bulk import export
 from shoal.bulk.places import Folder
 
-from tests.api.fake_router import vector_of
-from tests.bulk.jobs import MODEL, manifest_of, parts, table, write_lines, write_parquet
+from tests.api.fake_router import make_vector
+from tests.bulk.jobs import MODEL, parts, read_manifest, table, write_lines, write_parquet
 from tests.support.waiting import wait_until
 
 ROWS = 2000
@@ -89,16 +89,16 @@ def test_killed_jobs_lose_and_repeat_no_row(router: Router, tmp_path: Path) -> N
         assert committed.items() <= found.items(), f"kill {kill}: a part was written again"
         committed = found
     assert len(committed) < ROWS // 20, "the job ended before it was killed"
-    assert manifest_of(out).is_interrupted(Folder(out))
+    assert read_manifest(out).is_interrupted(Folder(out))
     router.hold(None)
     subprocess.run(command("resume", out, "--address", address), check=True)
     assert committed.items() <= {part.name: part.stat().st_ino for part in parts(out)}.items()
     rows = table(out)
     assert rows["row"].to_pylist() == list(range(ROWS))
     texts = parquet.read_table(source)["text"].to_pylist()
-    assert rows["dense"].to_pylist() == [vector_of(text).tolist() for text in texts]
+    assert rows["dense"].to_pylist() == [make_vector(text).tolist() for text in texts]
     assert [path.name for path in out.iterdir() if path.name.startswith(".tmp")] == []
-    assert len(list(export.contents(Folder(out), manifest_of(out)))) == ROWS // 20
+    assert len(list(export.contents(Folder(out), read_manifest(out)))) == ROWS // 20
 
 
 def test_full_disk_names_the_file_and_the_reason(address: str, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_full_disk_names_the_file_and_the_reason(address: str, tmp_path: Path) -
     assert "File too large" in ran.stderr
     assert parts(out) == []
     assert [path.name for path in out.iterdir() if path.name.startswith(".tmp")] == []
-    assert "cannot be read or written" in manifest_of(out).error
+    assert "cannot be read or written" in read_manifest(out).error
     subprocess.run(command("resume", out, "--address", address), check=True)
     assert table(out)["row"].to_pylist() == list(range(40))
 

@@ -17,10 +17,10 @@ from shoal.bulk.engine import create
 from shoal.bulk.failures import InputChanged, JobError
 from shoal.bulk.matching import find_input
 from shoal.bulk.places import Folder
-from shoal.bulk.spec import Limits, Recipe
+from shoal.bulk.spec import BulkLimits, BulkRecipe
 
 from tests.bulk.fake_client import FakeClient
-from tests.bulk.jobs import lines, manifest_of, recipe, run, table, write_lines
+from tests.bulk.jobs import lines, read_manifest, recipe, run, table, write_lines
 
 SIZES = (13, 0, 4, 28)
 """Rows of the files. Chunks have 10 rows."""
@@ -89,7 +89,7 @@ async def test_resumed_job_reads_only_files_with_missing_rows(
 ) -> None:
     await run(Folder(out), folder, FakeClient())
     before = table(out)
-    manifest = manifest_of(out)
+    manifest = read_manifest(out)
     (out / manifest.parts.pop(2).name).unlink()
     manifest.state, manifest.rows = "running", manifest.rows - 10
     manifest.save(Folder(out))
@@ -112,7 +112,7 @@ async def test_changed_file_stops_the_job_and_a_new_one_is_not_read(
 ) -> None:
     client = FakeClient()
     await run(Folder(out), folder, client)
-    manifest = manifest_of(out)
+    manifest = read_manifest(out)
     manifest.state = "paused"
     manifest.save(Folder(out))
     shutil.copytree(folder / "year=3", folder / "year=4")
@@ -171,7 +171,7 @@ def test_texts_may_have_different_arrow_types(tmp_path: Path) -> None:
     for number, kind in enumerate(kinds):
         values = pyarrow.array([f"text {number}"]).cast(kind)
         parquet.write_table(pyarrow.table({"text": values}), tmp_path / f"{number}.parquet")
-    source = inputs.open_source(find_input(str(tmp_path)), Recipe("encode", "org/small"))
+    source = inputs.open_source(find_input(str(tmp_path)), BulkRecipe("encode", "org/small"))
     (chunk,) = source.chunks(lambda number: True)
     assert chunk.texts == ["text 0", "text 1", "text 2"]
 
@@ -194,7 +194,7 @@ def test_file_with_a_wildcard_in_its_name_is_no_pattern(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "out"])
 def test_output_within_the_input_is_refused(folder: Path, name: str) -> None:
     with pytest.raises(JobError, match="is in the input"):
-        create(Folder(folder / name), str(folder), recipe(), Limits())
+        create(Folder(folder / name), str(folder), recipe(), BulkLimits())
 
 
 async def test_folders_of_a_store_may_be_named_as_files(folder: Path, out: Path) -> None:
@@ -215,7 +215,7 @@ def test_objects_may_have_wildcards_in_their_names(uri: str) -> None:
     try:
         (file,) = find_input(uri).files
         assert file.uri == "memory:///brackets/docs[1].jsonl" or file.uri == uri
-        source = inputs.open_source(find_input(uri), Recipe("encode", "org/small"))
+        source = inputs.open_source(find_input(uri), BulkRecipe("encode", "org/small"))
         assert [chunk.texts for chunk in source.chunks(lambda number: True)] == [["a"]]
     finally:
         files.rm("/brackets", recursive=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from libs.catalog import coverage
-from libs.catalog.card import Card, Sparse, StaticQueries
+from libs.catalog.card import Card, SparseOutput, StaticQueries
 from libs.catalog.cards import read_catalog
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Hints, Overrides
@@ -239,7 +239,7 @@ TENSORS = {"naver/v-splade-quality": {"encoder.mlm_head.decoder.weight": [50_368
 """Checkpoints recognised by one of their tensors."""
 
 
-def card_of(model: str, directory: Path, files: Files) -> Card:
+def make_card(model: str, directory: Path, files: Files) -> Card:
     write(directory, files, TENSORS.get(model))
     if "open_clip_config.json" in files:
         write_tensors(directory / "open_clip_model.safetensors", {"a": [1]})
@@ -249,7 +249,7 @@ def card_of(model: str, directory: Path, files: Files) -> Card:
 @pytest.mark.parametrize("model", CARDS)
 def test_card_is_as_published(model: str, tmp_path: Path) -> None:
     files, wanted = CARDS[model]
-    card = card_of(model, tmp_path, files)
+    card = make_card(model, tmp_path, files)
     assert card.kind == "images"
     assert (
         Wanted(
@@ -272,18 +272,18 @@ def test_v_splade_is_recognised_by_its_tensors(tmp_path: Path) -> None:
         "modules.json": modules(("", "sentence_transformers.models.Router")),
         "router_config.json": routes,
     }
-    card = card_of("naver/v-splade-quality", tmp_path / "a", files | listed)
+    card = make_card("naver/v-splade-quality", tmp_path / "a", files | listed)
     assert (card.representations, card.scoring, card.multi_vector_dimensions) == (
         ("sparse",),
         "dot",
         0,
     )
-    assert card.sparse == Sparse(
+    assert card.sparse == SparseOutput(
         50_368, queries=StaticQueries("", "model.safetensors", default=True)
     )
     assert card.inputs == ("text", "image")
     settings = SPARSE | {"similarity_fn_name": "cosine", "max_active_dims": 256}
-    other = card_of(
+    other = make_card(
         "naver/v-splade-quality",
         tmp_path / "b",
         files | {"config_sentence_transformers.json": settings},
@@ -291,7 +291,7 @@ def test_v_splade_is_recognised_by_its_tensors(tmp_path: Path) -> None:
     assert other.sparse is not None
     assert (other.scoring, other.sparse.strongest) == ("sparse_cosine", 256)
     assert other.revision != card.revision
-    plain = card_of("org/modernvbert", tmp_path / "c", files)
+    plain = make_card("org/modernvbert", tmp_path / "c", files)
     assert (plain.representations, plain.sparse) == (("multi_vector",), None)
 
 
@@ -310,7 +310,7 @@ def test_kinds_that_v_splade_and_other_models_are_not(tmp_path: Path) -> None:
 
 def test_models_that_no_catalogue_lists(tmp_path: Path) -> None:
     """Read DINOv3, with transformers' default sizes where the file has none."""
-    card = card_of(
+    card = make_card(
         "facebook/dinov3-vits16-pretrain-lvd1689m",
         tmp_path,
         {"config.json": {"model_type": "dinov3_vit"}},
@@ -323,7 +323,7 @@ def test_models_that_no_catalogue_lists(tmp_path: Path) -> None:
 def test_documented_families_and_kinds_are_detected(tmp_path: Path) -> None:
     rows = {row.model: row for row in coverage.rows()}
     for number, (model, (files, _)) in enumerate(CARDS.items()):
-        card = card_of(model, tmp_path / str(number), files)
+        card = make_card(model, tmp_path / str(number), files)
         assert (rows[model].family, rows[model].kind) == (card.family, card.kind)
 
 
@@ -371,8 +371,8 @@ def test_every_family_of_images_with_a_card_is_detected() -> None:
 
 def test_open_clip_layout_is_recognised_by_its_digest_and_needs_a_tokenizer(tmp_path: Path) -> None:
     files, _ = CARDS["Marqo/marqo-ecommerce-embeddings-B"]
-    before = card_of("org/model", tmp_path / "a", files).revision
+    before = make_card("org/model", tmp_path / "a", files).revision
     write_tensors(tmp_path / "a" / "open_clip_model.safetensors", {"a": [2]})
     assert read_card(tmp_path / "a", "org/model").revision != before
     with pytest.raises(ModelBroken, match=r"tokenizer\.json: missing"):
-        card_of("org/model", tmp_path / "b", {**files, "tokenizer.json": None})
+        make_card("org/model", tmp_path / "b", {**files, "tokenizer.json": None})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.catalog.card import LateInteraction, Sparse, StaticQueries
+from libs.catalog.card import LateInteraction, SparseOutput, StaticQueries
 from libs.catalog.detect import read_card
 from libs.errors import ModelBroken
 from tests.catalog.test_detect import CONFIG, POOLING, Files, modules, old, write, write_tensors
@@ -72,7 +72,7 @@ def test_splade(tmp_path: Path) -> None:
         ("sparse",),
         "dot",
     )
-    assert card.sparse == Sparse(100, pooling="max", activation="log1p_relu")
+    assert card.sparse == SparseOutput(100, pooling="max", activation="log1p_relu")
     assert (card.dimensions, card.notes) == (0, ())
 
 
@@ -93,7 +93,9 @@ def test_version_6_names_the_task_apart(tmp_path: Path) -> None:
         | {"max_active_dims": 64, "similarity_fn_name": "cosine"},
     }
     card = read_card(write(tmp_path, files), "org/name")
-    assert card.sparse == Sparse(100, pooling="sum", activation="log1p_relu_twice", strongest=64)
+    assert card.sparse == SparseOutput(
+        100, pooling="sum", activation="log1p_relu_twice", strongest=64
+    )
     assert card.scoring == "sparse_cosine"
 
 
@@ -133,12 +135,12 @@ def test_query_weights_by_name(tmp_path: Path) -> None:
 def test_router_with_one_way_for_both_roles(tmp_path: Path) -> None:
     both = ["", "document_1_SpladePooling"]
     card = read_card(write(tmp_path, router(both, both, OPENSEARCH_TYPES)), "org/name")
-    assert card.sparse == Sparse(100, activation="log1p_relu_twice")
+    assert card.sparse == SparseOutput(100, activation="log1p_relu_twice")
 
 
 def test_idf_with_a_masked_language_model(tmp_path: Path) -> None:
     card = read_card(write(tmp_path, {"config.json": MASKED, "idf.json": {"a": 1.5}}), "org/name")
-    assert card.sparse == Sparse(100, queries=StaticQueries("", "idf.json", False))
+    assert card.sparse == SparseOutput(100, queries=StaticQueries("", "idf.json", False))
 
 
 def test_masked_language_model_alone_is_dense_and_says_so(tmp_path: Path) -> None:
@@ -183,7 +185,11 @@ def test_hybrid(tmp_path: Path) -> None:
         ("dense", "sparse", "multi_vector"),
         "hybrid",
     )
-    assert (card.dimensions, card.multi_vector_dimensions, card.sparse) == (32, 16, Sparse(100))
+    assert (card.dimensions, card.multi_vector_dimensions, card.sparse) == (
+        32,
+        16,
+        SparseOutput(100),
+    )
     assert (card.late, card.pooling, card.normalize) == (LateInteraction(leading=1), ("cls",), True)
     assert card.tasks == ("encode", "score", "classify")
     (directory / "colbert_linear.safetensors").rename(directory / "colbert_linear.pt")

@@ -298,7 +298,7 @@ class Faults:
         nodes = self._nodes
         assert isinstance(nodes, RedisCluster)
         key = _MOVED_KEYS[int(fault.planned.dice * len(_MOVED_KEYS))]
-        source = await asyncio.to_thread(nodes.master_of, key)
+        source = await asyncio.to_thread(nodes.master_port, key)
         others = [port for port in await asyncio.to_thread(nodes.masters) if port != source]
         target = others[fault.planned.number % len(others)]
         moved = await asyncio.to_thread(nodes.move_slot, key, target)
@@ -314,7 +314,7 @@ class Faults:
         await asyncio.to_thread(nodes.wait_whole)
         masters = await asyncio.to_thread(nodes.masters)
         master = masters[int(fault.planned.dice * len(masters))]
-        fault.shard = master, await asyncio.to_thread(nodes.replica_of, master)
+        fault.shard = master, await asyncio.to_thread(nodes.replica_port, master)
         fault.target = f"master {master}, replica {fault.shard[1]}"
 
     @property

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from libs.queue.connection.cluster import client_for_key, list_masters
-from libs.queue.keys import KEYS, Keys, LaneKey
+from libs.queue.keys import KEYS, LaneKey, RedisKeys
 
 EVERY_SECONDS: Final = 0.25
 OVERDUE_SECONDS: Final = 5.0
@@ -156,7 +156,7 @@ class Observer:
         self._redis = redis
         self._is_calm = is_calm
         self._overdue_seconds = overdue_seconds
-        self._keys = Keys(slots)
+        self._keys = RedisKeys(slots)
         self._slots = slots
 
     async def run(self) -> None:

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from libs.queue import LaneKey, Lanes, QueuedJob, connect
 from libs.queue.connection.cluster import client_for_key
-from libs.queue.keys import KEYS, Keys, slot_number
+from libs.queue.keys import KEYS, RedisKeys, slot_number
 from tests.chaos.observer import Observer
 from tests.chaos.stage import QUEUE_SLOTS
 from tests.support.redis_cluster import RedisCluster
@@ -38,7 +38,7 @@ async def test_observer_reads_the_lanes_of_all_masters_also_after_a_slot_moved(
 
 
 async def check_lanes(nodes: RedisCluster) -> None:
-    assert len({nodes.master_of(tag_of(lane)) for lane in LANES}) == 3
+    assert len({nodes.master_port(tag_of(lane)) for lane in LANES}) == 3
     redis = connect(nodes.url, slots=QUEUE_SLOTS)
     observer = Observer(redis, lambda: True, QUEUE_SLOTS)
     lanes = Lanes(redis, router_id="router", dead_result=b"", slots=QUEUE_SLOTS)
@@ -47,11 +47,11 @@ async def check_lanes(nodes: RedisCluster) -> None:
         job = QueuedJob("job", "acme", 1.0, 10, deadline_ms, "interactive", b"payload")
         await lanes.enqueue(lane, [[job]], max_tokens=1000, notify=False)
 
-    source = nodes.master_of(tag_of(LANES[0]))
+    source = nodes.master_port(tag_of(LANES[0]))
     target = next(port for port in nodes.masters() if port != source)
     assert await asyncio.to_thread(nodes.move_slot, tag_of(LANES[0]), target) > 0
     await asyncio.to_thread(nodes.wait_whole)
-    assert nodes.master_of(tag_of(LANES[0])) == target
+    assert nodes.master_port(tag_of(LANES[0])) == target
 
     seen = {one.name: one for one in await observer.snapshots()}
     assert seen.keys() == {lane.name for lane in LANES}
@@ -61,7 +61,7 @@ async def check_lanes(nodes: RedisCluster) -> None:
     left = "; ".join(await observer.leftovers())
     assert all(f"I4 {lane.name}: 1 waiting jobs" in left for lane in LANES)
 
-    counters = Keys(QUEUE_SLOTS).lane_keys(LANES[1])[KEYS.index("meta")]
+    counters = RedisKeys(QUEUE_SLOTS).lane_keys(LANES[1])[KEYS.index("meta")]
     await client_for_key(redis, counters).hincrby(counters, "enqueued", 1)
     problems = [problem for one in await observer.snapshots() for problem in one.problems()]
     assert [problem.split(":")[0] for problem in problems] == [f"I3 {LANES[1].name}"]
@@ -71,11 +71,11 @@ async def check_lanes(nodes: RedisCluster) -> None:
 def test_killed_durable_node_returns_with_its_data_as_a_replica(nodes: RedisCluster) -> None:
     nodes.wait_whole()
     master = nodes.masters()[0]
-    replica = nodes.replica_of(master)
+    replica = nodes.replica_port(master)
     nodes.kill(master)
     nodes.wait_takeover(replica)
     with nodes.without_failover():
         nodes.restore()
-        assert nodes.replica_of(replica) == master
+        assert nodes.replica_port(replica) == master
     with nodes.client(master) as node, pytest.raises(RedisError):
         node.set("key", "a replica takes no writes")

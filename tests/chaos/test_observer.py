@@ -9,12 +9,12 @@ from dataclasses import replace
 from redis.asyncio import Redis
 
 from libs.queue import LaneKey, Lanes, QueuedJob
-from libs.queue.keys import KEYS, Keys
+from libs.queue.keys import KEYS, RedisKeys
 from tests.chaos.observer import LaneSnapshot, Observer, unfairness
 
 LANE = LaneKey("cpu", "org/model")
 HOUR_MS = 3_600_000
-KEY_OF = dict(zip(KEYS, Keys(1).lane_keys(LANE), strict=True))
+KEY_OF = dict(zip(KEYS, RedisKeys(1).lane_keys(LANE), strict=True))
 
 
 async def filled(redis: Redis) -> tuple[Lanes, Observer]:
@@ -80,7 +80,7 @@ async def test_each_broken_invariant_is_seen(redis: Redis) -> None:
 
 async def test_unfetched_answers_are_reported(redis: Redis) -> None:
     _, observer = await filled(redis)
-    await redis.rpush(Keys(1).replies("other")[0], b"answer")
+    await redis.rpush(RedisKeys(1).replies("other")[0], b"answer")
     assert "answers that nobody fetched" in " ".join(await observer.leftovers())
 
 

@@ -21,18 +21,18 @@ def all_kinds(is_long: bool = True) -> list[Kind]:
     return kinds(ROUTERS, WORKERS, SCHEDULERS, EDGES, lease=2.0, is_long=is_long, has_machines=True)
 
 
-def plan_of(seed: int, seconds: float = 600.0, per_minute: float = 30.0) -> list[Planned]:
+def make_plan(seed: int, seconds: float = 600.0, per_minute: float = 30.0) -> list[Planned]:
     return plan(all_kinds(), seed=seed, seconds=seconds, per_minute=per_minute)
 
 
 def test_seed_decides_everything() -> None:
-    assert plan_of(1) == plan_of(1)
-    assert plan_of(1) != plan_of(2)
+    assert make_plan(1) == make_plan(1)
+    assert make_plan(1) != make_plan(2)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_few_overlap_and_never_on_one_process(seed: int) -> None:
-    faults = plan_of(seed)
+    faults = make_plan(seed)
     for fault in faults:
         meanwhile = [
             other
@@ -45,9 +45,9 @@ def test_few_overlap_and_never_on_one_process(seed: int) -> None:
 
 
 def test_long_run_has_all_kinds_and_a_short_one_the_core() -> None:
-    assert {fault.kind for fault in plan_of(3)} == {kind.name for kind in all_kinds()}
+    assert {fault.kind for fault in make_plan(3)} == {kind.name for kind in all_kinds()}
     core = {kind.name for kind in all_kinds() if kind.core}
-    assert core <= {fault.kind for fault in plan_of(3, seconds=40.0, per_minute=45.0)}
+    assert core <= {fault.kind for fault in make_plan(3, seconds=40.0, per_minute=45.0)}
 
 
 def nodes_kinds(servers: Servers) -> list[Kind]:
@@ -97,7 +97,7 @@ def test_cluster_has_faults_of_its_nodes_and_none_of_links_to_redis() -> None:
 
 
 def test_plan_has_the_requested_number_of_faults() -> None:
-    faults = plan_of(4)
+    faults = make_plan(4)
     assert len(faults) == 300
     assert 500 < faults[-1].begin < 700
 

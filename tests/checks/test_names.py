@@ -7,7 +7,7 @@ import pytest
 from libs.telemetry import metrics
 from tools import names
 
-KNOWN = names.Known.from_repository(
+KNOWN = names.KnownNames.from_repository(
     {
         "libs/a.py": 'A = "v1:wakeup"\nKEY = f"v1:{{{slot}}}:lane:{name}"\nenviron["SHOAL_POOL"]',
         "protos/a.proto": "TASK_ENCODE = 1;",

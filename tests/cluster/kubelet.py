@@ -33,7 +33,7 @@ called before who calls.
 LOOK_SECONDS: Final = 0.2
 
 
-def path_of(deployment: str) -> str:
+def deployment_path(deployment: str) -> str:
     return f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{deployment}"
 
 
@@ -42,7 +42,7 @@ class Scale:
 
     def __init__(self, server: ApiServer, deployment: str) -> None:
         self._server = server
-        self._path = f"{path_of(deployment)}/scale"
+        self._path = f"{deployment_path(deployment)}/scale"
 
     @property
     def replicas(self) -> int:
@@ -129,7 +129,7 @@ class FakeKubelet:
     def _keep(self) -> None:
         try:
             while not self._stop.wait(LOOK_SECONDS):
-                self._reconcile(self._server.request("GET", path_of(self._scaled)))
+                self._reconcile(self._server.request("GET", deployment_path(self._scaled)))
         except Exception as failure:  # the main thread looks at it
             self.failure = failure
 
@@ -150,7 +150,7 @@ class FakeKubelet:
         }
         if {key: deployment.get("status", {}).get(key, 0) for key in status} != status:
             self._server.request(
-                "PATCH", f"{path_of(self._scaled)}/status", {"status": status}, MERGE
+                "PATCH", f"{deployment_path(self._scaled)}/status", {"status": status}, MERGE
             )
 
     def _end(self, pod: Pod) -> None:

@@ -28,7 +28,7 @@ from libs.serving import Security
 from services.edge.app import running
 from services.edge.batches.objects import BatchError, BatchRecord, Counts, Status, make_id
 from services.edge.batches.settings import BatchSettings
-from services.edge.batches.store import Store, tenant_key
+from services.edge.batches.store import BatchStore, tenant_key
 from services.edge.settings import Settings
 from tests.edge import fake_mesh
 from tests.edge.fake_mesh import FakeMesh
@@ -214,7 +214,7 @@ def _tenants(folder: Path) -> Security:
 def _stored_batches(folder: Path) -> BatchSettings:
     """Store two ended batches of the tenant red and one of the tenant blue."""
     settings = BatchSettings(url=str(folder / "files"))
-    store = Store(settings.location)
+    store = BatchStore(settings.location)
     store.prepare()
     error = BatchError(code="invalid_json", message="the line is not JSON", line=3)
     _store_ended(store, "red", 1, "completed", "BAAI/bge-m3", Counts(1_250, 1_243, 7))
@@ -224,7 +224,7 @@ def _stored_batches(folder: Path) -> BatchSettings:
 
 
 def _store_ended(
-    store: Store,
+    store: BatchStore,
     tenant: str,
     number: int,
     status: Status,

@@ -18,10 +18,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from libs.conversion import Step, convert, plan_steps, process, read_record
+from libs.conversion import ConversionStep, convert, plan_steps, process, read_record
 from libs.conversion import tensors as torch_files
 from libs.conversion.convert import RECORD, file_sha256
-from libs.conversion.writing import Report
+from libs.conversion.writing import ConversionReport
 from libs.errors import ModelBroken, NoCapacity
 from tests.conversion.watching import watch_children
 
@@ -42,7 +42,9 @@ def converted(directory: Path, value: object, *, legacy: bool = False) -> dict[s
     return load_file(directory / OUTPUT)
 
 
-def converted_here(directory: Path, value: object) -> tuple[dict[str, torch.Tensor], Report]:
+def converted_here(
+    directory: Path, value: object
+) -> tuple[dict[str, torch.Tensor], ConversionReport]:
     """Convert in this process: the child, which others test, takes seconds to start."""
     torch.save(value, directory / SOURCE)
     with (
@@ -288,7 +290,7 @@ def test_conversion_holds_little_memory_whatever_the_file_has(
     torch.save(state, tmp_path / SOURCE, _use_new_zipfile_serialization=form != "stacked pickles")
     del large, state
     watches = watch_children(monkeypatch)
-    convert(tmp_path, tmp_path, [Step("torch", SOURCE, OUTPUT)], ignore)
+    convert(tmp_path, tmp_path, [ConversionStep("torch", SOURCE, OUTPUT)], ignore)
     watches[0].thread.join()
     print(
         f"{form}: RssAnon {watches[0].anonymous >> 20} MiB, VmHWM {watches[0].resident >> 20} "

@@ -17,7 +17,7 @@ import transformers
 from onnx import helper
 from safetensors.torch import load_file
 
-from libs.conversion import Converted
+from libs.conversion import ConversionRecord
 from libs.errors import ModelBroken
 from libs.store import write_converted
 from tests.conversion.foreign import CHAT, Type, write_gguf, write_onnx
@@ -29,7 +29,7 @@ TEXTS = ["ab aab 12", "naïve 東京 <|im_start|>ab", "  a  b\n"]
 TYPES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 
 
-def converted(source: Path) -> tuple[Path, tuple[Converted, ...]]:
+def converted(source: Path) -> tuple[Path, tuple[ConversionRecord, ...]]:
     target = source.with_name("converted")
     return target, write_converted(source, target, lambda file, done, total: None)
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from libs.conversion import Step, convert, tensors
-from libs.conversion.archive import Refused
+from libs.conversion import ConversionStep, convert, tensors
+from libs.conversion.archive import CheckpointRefused
 from libs.conversion.child import CPU_SECONDS, MEMORY_BYTES
 from libs.errors import ModelBroken
 from tests.conversion.hostile import BOUNDED, FOREIGN, HOSTILE, MARKER
 from tests.conversion.watching import watch_children
 from tests.support.peak import Peak
 
-STEP = Step("torch", "pytorch_model.bin", "model.safetensors")
+STEP = ConversionStep("torch", "pytorch_model.bin", "model.safetensors")
 NEEDS_CHILD = ("gigabytes of bytearray", "a key of nested tuples", "an empty file")
 """Refused by the limits of the child, or by its end."""
 
@@ -44,7 +44,7 @@ def test_hostile_file_is_refused_by_name_and_runs_no_code(
         path.open("rb") as source,
         mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY) as mapping,
         (tmp_path / STEP.output).open("wb") as output,
-        pytest.raises(Refused, match=named),
+        pytest.raises(CheckpointRefused, match=named),
     ):
         tensors.convert(source, mapping, output, lambda done, total: None)
     assert (tmp_path / STEP.output).stat().st_size == 0
@@ -65,12 +65,16 @@ def test_hostile_file_of_another_format_is_refused_by_a_bounded_child(
 ) -> None:
     kind, make, named = FOREIGN[name]
     refused_by_child(
-        Step(kind, "pytorch_model.bin", "model.safetensors"), make(), named, tmp_path, monkeypatch
+        ConversionStep(kind, "pytorch_model.bin", "model.safetensors"),
+        make(),
+        named,
+        tmp_path,
+        monkeypatch,
     )
 
 
 def refused_by_child(
-    step: Step, data: bytes, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: ConversionStep, data: bytes, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Convert a file, and check what that took this process and its child."""
     monkeypatch.chdir(tmp_path)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from libs.conversion.archive import Refused
+from libs.conversion.archive import CheckpointRefused
 from libs.conversion.plan import find_vocabulary
 from libs.conversion.sentencepiece import read_pieces
 from libs.conversion.vocabularies import tokenizer_json
@@ -60,7 +60,7 @@ def same_ids(mine: Tokenizer, theirs: Tokenizer) -> None:
     assert mine.get_vocab() == theirs.get_vocab()
 
 
-def made_of(files: Mapping[str, bytes | object]) -> Tokenizer:
+def build_tokenizer(files: Mapping[str, bytes | object]) -> Tokenizer:
     contents = {
         name: value if isinstance(value, bytes) else json.dumps(value).encode()
         for name, value in files.items()
@@ -123,7 +123,7 @@ def test_wordpiece_of_bert(settings: dict[str, Any]) -> None:
     )  # fmt: skip
     theirs = with_specials(reference.BertConverter(slow).converted(), BERT)
     same_ids(
-        made_of(
+        build_tokenizer(
             {
                 "vocab.txt": vocabulary,
                 "config.json": {"model_type": "bert"},
@@ -145,7 +145,7 @@ def test_wordpiece_of_mpnet() -> None:
     )  # fmt: skip
     theirs = with_specials(reference.MPNetConverter(slow).converted(), specials, lstrip="<mask>")
     same_ids(
-        made_of(
+        build_tokenizer(
             {
                 "vocab.txt": vocabulary,
                 "tokenizer_config.json": {"tokenizer_class": "MPNetTokenizer"},
@@ -192,14 +192,14 @@ def test_byte_level_bpe(name: str, add_prefix_space: bool) -> None:
     lines = "\n".join(["#version: 0.2", *(" ".join(pair) for pair in merges)]) + "\n"
     settings = {"tokenizer_class": name, "add_prefix_space": add_prefix_space}
     same_ids(
-        made_of(
+        build_tokenizer(
             {"vocab.json": vocab, "merges.txt": lines.encode(), "tokenizer_config.json": settings}
         ),
         theirs,
     )
 
 
-def slow_of(path: Path, **more: Any) -> Any:
+def fake_slow_tokenizer(path: Path, **more: Any) -> Any:
     """Return an object with the attributes that the converters read from a slow tokenizer.
 
     Ids of tokens are those of the converted vocabulary.
@@ -272,14 +272,16 @@ tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any], dict[str, str], str]]
 def test_sentencepiece(name: str, tmp_path: Path) -> None:
     converter, training, slow, settings, specials, lstrip = SPM_CLASSES[name]
     path = trained(tmp_path, CORPUS, **({"model_type": "unigram"} | training))
-    model = slow_of(path, **slow)
+    model = fake_slow_tokenizer(path, **slow)
     model.convert_ids_to_tokens = ["<unk>", "<s>", "</s>"].__getitem__
     made = converter(model)
     vocabulary: dict[str, int] = made.tokenizer(made.proto).get_vocab()
     model.convert_tokens_to_ids = lambda token: vocabulary.get(token, len(vocabulary))
     theirs = with_specials(converter(model).converted(), specials, lstrip)
     values = {"tokenizer_class": name.partition(",")[0], **settings}
-    same_ids(made_of({"spm.model": path.read_bytes(), "tokenizer_config.json": values}), theirs)
+    same_ids(
+        build_tokenizer({"spm.model": path.read_bytes(), "tokenizer_config.json": values}), theirs
+    )
 
 
 _ENCODE = """
@@ -308,7 +310,7 @@ def test_bpe_gives_the_ids_of_sentencepiece(
         capture_output=True,
         timeout=600,
     )
-    mine = made_of(
+    mine = build_tokenizer(
         {
             "tokenizer.model": path.read_bytes(),
             "tokenizer_config.json": {"tokenizer_class": name},
@@ -361,7 +363,9 @@ def test_marian_gives_the_ids_and_texts_of_transformers(tmp_path: Path) -> None:
     )
     ids, decoded = json.loads(run.stdout)
     files = {name: (tmp_path / name).read_bytes() for name in ("source.spm", "vocab.json")}
-    mine = made_of({**files, "tokenizer_config.json": {"tokenizer_class": "MarianTokenizer"}})
+    mine = build_tokenizer(
+        {**files, "tokenizer_config.json": {"tokenizer_class": "MarianTokenizer"}}
+    )
     for text, own, read in zip(asked, ids, decoded, strict=True):
         assert mine.encode(text).ids == own, repr(text)
         assert mine.decode(own).strip() == read, repr(text)
@@ -385,8 +389,8 @@ def test_marian_vocabularies_that_are_refused(
         "vocab.json": {"</s>": 0, "<unk>": 1},
         "config.json": {"model_type": "marian"},
     }
-    with pytest.raises(Refused, match=problem):
-        made_of({**files, **changes})
+    with pytest.raises(CheckpointRefused, match=problem):
+        build_tokenizer({**files, **changes})
 
 
 def test_added_tokens_have_the_ids_of_their_file() -> None:
@@ -398,13 +402,13 @@ def test_added_tokens_have_the_ids_of_their_file() -> None:
         "config.json": {"model_type": "bert"},
         "added_tokens.json": added,
     }
-    tokenizer = made_of(files)
+    tokenizer = build_tokenizer(files)
     assert {token: tokenizer.token_to_id(token) for token in added} == added
-    gapped = made_of({**files, "added_tokens.json": {"<<ENT>>": size, "<<SEP>>": size + 3}})
+    gapped = build_tokenizer({**files, "added_tokens.json": {"<<ENT>>": size, "<<SEP>>": size + 3}})
     assert [gapped.token_to_id(token) for token in added] == [size, size + 3]
     assert gapped.encode("<<SEP>> x").ids[1] == size + 3
-    with pytest.raises(Refused, match="has the id 9999"):
-        made_of({**files, "added_tokens.json": {"<<ENT>>": 9_999}})
+    with pytest.raises(CheckpointRefused, match="has the id 9999"):
+        build_tokenizer({**files, "added_tokens.json": {"<<ENT>>": 9_999}})
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -426,5 +430,5 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", [name for name in BAD if BAD[name][1]])
 def test_bad_files_are_refused_by_name(name: str) -> None:
     files, problem = BAD[name]
-    with pytest.raises(Refused, match=problem):
-        made_of(files)
+    with pytest.raises(CheckpointRefused, match=problem):
+        build_tokenizer(files)

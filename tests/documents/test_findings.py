@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from libs.documents.conversion import formats, markup, sniffing
-from libs.documents.conversion.limits import Limits, Refused
+from libs.documents.conversion.limits import ConversionLimits, ConversionRefused
 from libs.documents.reader import _CONVERSION, DocumentReader
 from libs.errors import InvalidInput, TaskNotSupported
 from tests.support import offices, pdfs
@@ -43,7 +43,7 @@ def reader() -> Iterator[DocumentReader]:
     made.close()
 
 
-def converted(data: bytes, limits: Limits = _CONVERSION) -> list[str]:
+def converted(data: bytes, limits: ConversionLimits = _CONVERSION) -> list[str]:
     family = sniffing.family(data)
     assert family is not None
     return [page.decode() for page in formats.convert(data, family, limits)[1]]
@@ -95,7 +95,7 @@ def test_document_with_the_default_type_of_its_main_part_is_read() -> None:
 
 @pytest.mark.parametrize("name", ["customXml/item1.xml", "word/drawing.vml", "docProps/app.xml"])
 def test_parts_that_no_reader_reads_may_be_invalid(name: str) -> None:
-    assert converted(offices.word_of(_DOCUMENT, **{name: "<!DOCTYPE a><br>"})) == ["read"]
+    assert converted(offices.docx_file(_DOCUMENT, **{name: "<!DOCTYPE a><br>"})) == ["read"]
 
 
 @pytest.mark.parametrize("empty", ["title", "iframe", "textarea", "script", "noscript"])
@@ -115,14 +115,14 @@ def test_end_tags_are_added_in_linear_time() -> None:
     "name", ["XL/Worksheets/Sheet1.xml", "xl\\worksheets\\Sheet1.xml", "xl/other/Sheet1.xml"]
 )
 def test_area_of_a_sheet_is_checked_whatever_its_name(name: str) -> None:
-    data = renamed(offices.workbook_of(_FAR), {"xl/worksheets/sheet1.xml": name})
-    with pytest.raises(Refused, match="at most 4,000,000 cells"):
+    data = renamed(offices.xlsx_file(_FAR), {"xl/worksheets/sheet1.xml": name})
+    with pytest.raises(ConversionRefused, match="at most 4,000,000 cells"):
         converted(data)
 
 
 def test_archive_with_names_that_differ_in_case_is_refused() -> None:
-    data = offices.word_of(_DOCUMENT, **{"word/Document.xml": _DOCUMENT})
-    with pytest.raises(Refused, match="two files with the same name"):
+    data = offices.docx_file(_DOCUMENT, **{"word/Document.xml": _DOCUMENT})
+    with pytest.raises(ConversionRefused, match="two files with the same name"):
         converted(data)
 
 
@@ -158,7 +158,7 @@ def test_plain_text_that_begins_with_a_word_like_a_format_is_read() -> None:
 
 @pytest.mark.parametrize("data", [b"\xff\xfea", b"\xff\xfea\x00\x00\x00", b"\xff\xfe\x00\xd8"])
 def test_bytes_that_are_not_utf_16_are_refused(data: bytes) -> None:
-    with pytest.raises(Refused, match="not UTF-16 text"):
+    with pytest.raises(ConversionRefused, match="not UTF-16 text"):
         converted(data)
 
 
@@ -197,7 +197,7 @@ def test_protected_books_are_refused(name: str, text: str) -> None:
     data = io.BytesIO(offices.book())
     with zipfile.ZipFile(data, "a") as packed:
         packed.writestr(name, text)
-    with pytest.raises(Refused, match="digital rights management"):
+    with pytest.raises(ConversionRefused, match="digital rights management"):
         converted(data.getvalue())
 
 

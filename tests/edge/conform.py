@@ -18,7 +18,7 @@ from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput
 from libs.serving.watched import Watched
-from services.edge.messages.names import Names, Target
+from services.edge.messages.names import AliasNames, AliasTarget
 from tests.edge.parts import MODEL, Script, card, dense, edge, ragged, sparse, vectors
 
 CHECKS: Final = (
@@ -43,13 +43,13 @@ def encoded(request: pb.EncodeRequest) -> pb.EncodeResponse:
     return made
 
 
-class Everything(dict[str, Target]):
+class Everything(dict[str, AliasTarget]):
     """Aliases that resolve almost any generated name to a model; otherwise most requests would end
     with 404.
     """
 
     def get(self, name: str, default: Any = None) -> Any:
-        return default if name.startswith("0") else Target(MODEL)
+        return default if name.startswith("0") else AliasTarget(MODEL)
 
 
 def extracted(request: pb.ExtractRequest) -> pb.ExtractResponse:
@@ -73,7 +73,7 @@ async def main(schemathesis: str, examples: int, seed: int, more: list[str]) -> 
     script = Script(
         encode=encoded, extract=extracted, write=written, models=[card(MODEL, tasks=tasks)]
     )
-    async with edge(script, aliases=Watched.fixed(Names(Everything()))) as http:
+    async with edge(script, aliases=Watched.fixed(AliasNames(Everything()))) as http:
         command = [
             schemathesis,
             "run",

@@ -235,7 +235,7 @@ class FakeModelService(models_pb2_grpc.ModelServiceServicer):
         if not fake.mesh.workers:
             raise NoCapacity("there is no worker in pool default", field="pool")
         if all(model.model != request.model for model in fake.mesh.models):
-            fake.mesh.models.append(model_of(request.model, "bert", 384, 91))
+            fake.mesh.models.append(make_model(request.model, "bert", 384, 91))
         fake.set(request.model, models_pb2.MODEL_STATE_LOADING)
         await asyncio.sleep(fake.load_seconds)
         return models_pb2.LoadModelResponse(
@@ -425,7 +425,7 @@ def _move(text: str) -> pb.Structure:
     return pb.Structure(name="move", fields=[pb.StructureField(name="from", values=[value])])
 
 
-def model_of(
+def make_model(
     name: str,
     family: str,
     dimensions: int,
@@ -484,7 +484,9 @@ def model_of(
     return models_pb2.Model(model=name, state=state, card=card, places=places)
 
 
-def worker_of(name: str, pool: str, device: str, gib: float, **more: Any) -> mesh_pb2.WorkerStatus:
+def make_worker(
+    name: str, pool: str, device: str, gib: float, **more: Any
+) -> mesh_pb2.WorkerStatus:
     return mesh_pb2.WorkerStatus(
         worker_id=name,
         pool=pool,
@@ -524,7 +526,7 @@ def busy() -> FakeMesh:
         ("l4-0",),
     ]
     models = [
-        model_of(
+        make_model(
             *NAMES[at],
             states[at],
             *places[at],
@@ -544,7 +546,7 @@ def busy() -> FakeMesh:
         for place in model.places:
             used[place.worker_id] += place.bytes if place.state == RESIDENT else 0
     workers = [
-        worker_of(
+        make_worker(
             "cpu-0",
             "cpu",
             "Intel Xeon, 16 cores",
@@ -552,7 +554,7 @@ def busy() -> FakeMesh:
             kernels="avx512_bf16",
             used_bytes=used["cpu-0"],
         ),
-        worker_of(
+        make_worker(
             "l4-0",
             "l4",
             "NVIDIA L4",
@@ -561,7 +563,7 @@ def busy() -> FakeMesh:
             host_memory_bytes=64 << 30,
             host_used_bytes=9 << 30,
         ),
-        worker_of(
+        make_worker(
             "l4-1",
             "l4",
             "NVIDIA L4",
@@ -570,7 +572,7 @@ def busy() -> FakeMesh:
             preempted_in_seconds=94.0,
             wasted_seconds=41.0,
         ),
-        worker_of("l4-2", "l4", "NVIDIA L4", 4, draining=True),
+        make_worker("l4-2", "l4", "NVIDIA L4", 4, draining=True),
     ]
     lanes = [
         mesh_pb2.LaneStatus(
@@ -621,7 +623,7 @@ def with_others(fake: FakeMesh) -> FakeMesh:
     """Return the mesh with resident models of OTHERS."""
     worker = fake.mesh.workers[0].worker_id
     fake.mesh.models.extend(
-        model_of(*one, RESIDENT, worker, tokens_per_second=2_400.0) for one in OTHERS
+        make_model(*one, RESIDENT, worker, tokens_per_second=2_400.0) for one in OTHERS
     )
     return fake
 
@@ -629,7 +631,7 @@ def with_others(fake: FakeMesh) -> FakeMesh:
 def many(count: int = 1000) -> FakeMesh:
     """Return a busy mesh with `count` models on 24 workers and a lane for every eighth model."""
     fake = busy()
-    workers = [worker_of(f"l4-{at:02}", "l4", "NVIDIA L4", 22) for at in range(24)]
+    workers = [make_worker(f"l4-{at:02}", "l4", "NVIDIA L4", 22) for at in range(24)]
     states = (RESIDENT, models_pb2.MODEL_STATE_WARM, COLD, COLD, COLD)
     models: list[models_pb2.Model] = []
     for at in range(count):
@@ -637,7 +639,7 @@ def many(count: int = 1000) -> FakeMesh:
         organisation, _, rest = name.partition("/")
         held = (f"l4-{at % 24:02}",)
         models.append(
-            model_of(
+            make_model(
                 f"{organisation}/{rest}-{at:04}", family, dimensions, mib, states[at % 5], *held
             )
         )

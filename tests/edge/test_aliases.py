@@ -13,7 +13,7 @@ from shoal.v1 import models_pb2
 from libs.errors import InvalidInput
 from libs.serving.watched import Watched
 from services.edge.aliases import read_aliases, watch_aliases
-from services.edge.messages.names import Names, Target
+from services.edge.messages.names import AliasNames, AliasTarget
 from services.edge.settings import Settings
 from tests.edge.parts import MODEL, Script, card, dense, edge, vectors
 
@@ -29,17 +29,17 @@ def test_aliases_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "aliases.yaml"
     path.write_text(FILE)
     assert read_aliases(path).aliases == {
-        "text-embedding-3-small": Target("org/model", "query", 4),
-        "rerank": Target("org/ranker"),
-        "docs": Target("docs-search", "document"),
+        "text-embedding-3-small": AliasTarget("org/model", "query", 4),
+        "rerank": AliasTarget("org/ranker"),
+        "docs": AliasTarget("docs-search", "document"),
     }
 
 
 def test_valid_and_invalid_names() -> None:
-    names = Names({"e5": Target("org/e5", "document", 3)})
-    assert names.find("org/model") == Target("org/model")
-    assert names.find("org/model@v1") == Target("org/model@v1")
-    assert names.find("e5:query") == Target("org/e5", "query", 3)
+    names = AliasNames({"e5": AliasTarget("org/e5", "document", 3)})
+    assert names.find("org/model") == AliasTarget("org/model")
+    assert names.find("org/model@v1") == AliasTarget("org/model@v1")
+    assert names.find("e5:query") == AliasTarget("org/e5", "query", 3)
     for unknown in ("", "gpt-4", "a/b/c", "../etc", "org/model:fast", ":query", "e5:"):
         assert names.find(unknown) is None
 
@@ -101,7 +101,7 @@ async def test_alias_of_the_mesh_is_resolved_by_the_router() -> None:
         return pb.EncodeResponse(dense=rows, alias=alias)
 
     script = Script(encode=encode)
-    names = Names({"docs": Target("docs-search", "query")})
+    names = AliasNames({"docs": AliasTarget("docs-search", "query")})
     async with edge(script, aliases=Watched.fixed(names)) as http:
         reply = await http.post("/v1/embeddings", {"model": "docs", "input": "a"})
         assert (reply.status, reply.json["model"]) == (200, "docs")
@@ -162,7 +162,9 @@ async def test_model_lists_omit_models_that_cannot_answer() -> None:
         ),
         card(),
     ]
-    names = Names({"alias-of-typo": Target("a/typo"), "alias-of-new": Target("new/model")})
+    names = AliasNames(
+        {"alias-of-typo": AliasTarget("a/typo"), "alias-of-new": AliasTarget("new/model")}
+    )
     async with edge(Script(models=models), aliases=Watched.fixed(names)) as http:
         listed = (await http.get("/v1/models")).json
         assert [entry["id"] for entry in listed["data"]] == ["c/cold", MODEL, "alias-of-new"]

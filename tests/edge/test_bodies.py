@@ -17,8 +17,8 @@ from libs.errors import QueueFull
 from services.edge.dialects import cohere, huggingface, jina, ollama, openai
 from services.edge.dialects.tei import TEI
 from services.edge.messages.base import Answer, Dialect, HttpError, MeshCall, Received
-from services.edge.messages.names import Names, Target
-from services.edge.routes import Table
+from services.edge.messages.names import AliasNames, AliasTarget
+from services.edge.routes import RouteTable
 from tests.edge.parts import MODEL, Script, card, edge
 
 BODIES = 300
@@ -128,8 +128,8 @@ IMAGE = "data:image/png;base64,iVBORw=="
     ],
 )
 def test_base64_image_text_becomes_an_image(path: str, body: dict[str, Any]) -> None:
-    route, model = Table().find("POST", path)
-    names = Names({alias: Target(MODEL) for alias in ("embed", "rerank", "predict")})
+    route, model = RouteTable().find("POST", path)
+    names = AliasNames({alias: AliasTarget(MODEL) for alias in ("embed", "rerank", "predict")})
     question = route.ask(Received(json.dumps({"model": MODEL, **body}).encode(), names, model))
     assert isinstance(question, MeshCall)
     message: Any = question.message
@@ -149,7 +149,7 @@ def test_base64_image_text_becomes_an_image(path: str, body: dict[str, Any]) -> 
 def test_errors_of_files_in_texts_use_the_callers_field(path: str) -> None:
     for given, field in (("a", "input"), (["a"], "input[0]")):
         question = openai.embeddings(
-            Received(json.dumps({"model": MODEL, "input": given}).encode(), Names({}))
+            Received(json.dumps({"model": MODEL, "input": given}).encode(), AliasNames({}))
         )
         assert question.renamed(path) == field
         assert question.renamed(f"{path} is empty") == f"{field} is empty"
@@ -158,7 +158,7 @@ def test_errors_of_files_in_texts_use_the_callers_field(path: str) -> None:
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_random_body(number: int) -> None:
     case, random = CASES[number], Random(number)
-    names = Names({"embed": Target(MODEL), "predict": Target(MODEL)})
+    names = AliasNames({"embed": AliasTarget(MODEL), "predict": AliasTarget(MODEL)})
     outcomes: set[type] = set()
     for _ in range(BODIES):
         body = json.dumps(changed(random, case.body)).encode()
@@ -239,6 +239,6 @@ async def test_full_queue_returns_a_retry_time(path: str, body: Any, described: 
 def test_pdf_in_a_conversation_is_refused_with_an_alternative_path() -> None:
     part = {"type": "image_url", "image_url": {"url": "data:application/pdf;base64,JVBERi0xLjc="}}
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": [part]}]}).encode()
-    route, _ = Table().find("POST", "/v1/chat/completions")
+    route, _ = RouteTable().find("POST", "/v1/chat/completions")
     with pytest.raises(HttpError, match=r"POST /v1/extract/\{model\} with the task text"):
-        route.ask(Received(body, Names({})))
+        route.ask(Received(body, AliasNames({})))

@@ -17,14 +17,14 @@ from shoal.v1 import models_pb2, tensor_pb2
 from libs.models.text.processing.quantise import store
 from services.edge.dialects import cohere, jina
 from services.edge.messages.base import Answer, HttpError, MeshCall, Received
-from services.edge.messages.names import Names, Target
+from services.edge.messages.names import AliasNames, AliasTarget
 from tests.edge.parts import MODEL, card, dense, vectors
 
-NAMES = Names(
+NAMES = AliasNames(
     {
-        "embed": Target("org/embedder"),
-        "predict": Target("org/classifier"),
-        "embed-v4.0": Target(MODEL, "query", 4),
+        "embed": AliasTarget("org/embedder"),
+        "predict": AliasTarget("org/classifier"),
+        "embed-v4.0": AliasTarget(MODEL, "query", 4),
     }
 )
 EXAMPLES = [
@@ -356,7 +356,7 @@ def test_unsupported_request_is_refused_with_its_field(
 
 def test_missing_model_without_an_alias_is_refused() -> None:
     with pytest.raises(HttpError, match="`shoal up org/name` or the alias `embed`"):
-        cohere.embed_v1(Received(b'{"texts": ["a"]}', Names({})))
+        cohere.embed_v1(Received(b'{"texts": ["a"]}', AliasNames({})))
 
 
 @pytest.mark.parametrize(

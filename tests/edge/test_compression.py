@@ -23,7 +23,7 @@ from services.edge.compression import (
     negotiate_encoding,
 )
 from services.edge.messages.base import Answer, HttpError
-from services.edge.messages.names import Names
+from services.edge.messages.names import AliasNames
 from services.edge.routers import Routers
 from services.edge.settings import Settings
 from tests.edge.parts import MODEL, Script, dense, edge, vectors
@@ -224,7 +224,7 @@ async def test_local_callers_get_uncompressed_answers(
     setting: Any, host: str, is_compressed: bool
 ) -> None:
     application: Any = asgi.Application(
-        Routers(("127.0.0.1:1",), None), lambda: Names({}), asgi.State(), compression=setting
+        Routers(("127.0.0.1:1",), None), lambda: AliasNames({}), asgi.State(), compression=setting
     )
     exchange = asgi._Exchange("POST", {"accept-encoding": "gzip"}, 0.0)
     assert bool(application._encoding(exchange, {"client": (host, 5)})) is is_compressed

@@ -15,7 +15,7 @@ import pytest
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge import server
-from services.edge.server import Connection
+from services.edge.server import HttpConnection
 from tests.edge.parts import (
     MODEL,
     Http,
@@ -49,20 +49,20 @@ async def forever() -> None:
 
 
 @pytest.fixture
-def connections(monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[HttpConnection]:
     """Return all connections that the edge has accepted."""
-    found: list[Connection] = []
-    made = Connection.connection_made
+    found: list[HttpConnection] = []
+    made = HttpConnection.connection_made
 
-    def connection_made(self: Connection, transport: asyncio.Transport) -> None:
+    def connection_made(self: HttpConnection, transport: asyncio.Transport) -> None:
         found.append(self)
         made(self, transport)
 
-    monkeypatch.setattr(Connection, "connection_made", connection_made)
+    monkeypatch.setattr(HttpConnection, "connection_made", connection_made)
     return found
 
 
-async def test_slow_reader_has_a_limited_buffer(connections: list[Connection]) -> None:
+async def test_slow_reader_has_a_limited_buffer(connections: list[HttpConnection]) -> None:
     async with edge(Script(encode=large)) as http:
         reader, writer = await http.open()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -80,7 +80,7 @@ async def test_slow_reader_has_a_limited_buffer(connections: list[Connection]) -
         writer.close()
 
 
-async def test_answers_count_as_memory_in_flight(connections: list[Connection]) -> None:
+async def test_answers_count_as_memory_in_flight(connections: list[HttpConnection]) -> None:
     scripts = [large, None]
     script = Script(encode=lambda request: (scripts.pop(0) or large)(request))
     async with edge(script, body_bytes=2000, in_flight_bytes=3 << 20) as http:
@@ -108,7 +108,7 @@ async def test_single_answer_may_exceed_the_memory_in_flight() -> None:
         assert (await http.post(EMBED, {**BODY, "encoding_format": "base64"})).status == 200
 
 
-async def test_client_that_reads_nothing_is_disconnected(connections: list[Connection]) -> None:
+async def test_client_that_reads_nothing_is_disconnected(connections: list[HttpConnection]) -> None:
     async with edge(Script(encode=large), body_seconds=2.0) as http:
         _, writer = await http.open()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -128,7 +128,7 @@ async def test_client_that_reads_nothing_is_disconnected(connections: list[Conne
 
 
 async def test_unsent_data_does_not_keep_a_client_that_reads_nothing(
-    connections: list[Connection], monkeypatch: pytest.MonkeyPatch
+    connections: list[HttpConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "LINGER_SECONDS", 0.2)
     medium = pb.EncodeResponse(dense=dense(vectors(16, 1024)))
@@ -168,7 +168,9 @@ async def test_request_before_garbage_is_answered() -> None:
         writer.close()
 
 
-async def test_flood_of_pipelined_requests_is_disconnected(connections: list[Connection]) -> None:
+async def test_flood_of_pipelined_requests_is_disconnected(
+    connections: list[HttpConnection],
+) -> None:
     script = Script(act=forever)
     async with edge(script) as http:
         _, writer = await http.open()

@@ -15,8 +15,8 @@ from shoal.v1 import models_pb2
 from services.edge.dialects import huggingface
 from services.edge.dialects.tei import TEI
 from services.edge.messages.base import Answer, HttpError, MeshCall, Received
-from services.edge.messages.names import Names
-from services.edge.routes import Table
+from services.edge.messages.names import AliasNames
+from services.edge.routes import RouteTable
 from tests.edge.parts import MODEL, card
 
 ZERO_SHOT = {"candidate_labels": ["fish", "wood"], "multi_label": False}
@@ -24,7 +24,7 @@ ZERO_SHOT = {"candidate_labels": ["fish", "wood"], "multi_label": False}
 
 def ask(what: Callable[[Received], MeshCall], inputs: Any = "a", **parameters: Any) -> MeshCall:
     body = {"inputs": inputs, "parameters": parameters}
-    return what(Received(json.dumps(body).encode(), Names({}), MODEL))
+    return what(Received(json.dumps(body).encode(), AliasNames({}), MODEL))
 
 
 def content_of(answer: Answer | MeshCall) -> Any:
@@ -136,7 +136,7 @@ def test_base_url_uses_the_body_and_then_the_models_task() -> None:
 
 def test_one_text_without_parameters_is_flat_only_for_tei() -> None:
     classifier = {"tasks": [models_pb2.TASK_CLASSIFY], "representations": []}
-    received = Received(b'{"inputs": "a"}', Names({}), MODEL)
+    received = Received(b'{"inputs": "a"}', AliasNames({}), MODEL)
     flat = content_of(chosen(huggingface.by_task(received), **classifier).convert(classes(1)))
     assert content_of(chosen(huggingface.hosted(received), **classifier).convert(classes(1))) == [
         flat
@@ -165,7 +165,7 @@ def test_unknown_model_is_tried_with_each_task() -> None:
     ],
 )
 def test_paths_of_the_hosted_inference(name: str) -> None:
-    table = Table()
+    table = RouteTable()
     for path in (
         f"/models/org/m/pipeline/{name}",
         f"/pipeline/{name}/org/m",
@@ -224,6 +224,6 @@ def test_unsupported_request_is_refused_with_its_field(
     what: Callable[[Received], MeshCall], body: Any, field: str
 ) -> None:
     with pytest.raises(HttpError) as caught:
-        what(Received(json.dumps(body).encode(), Names({}), MODEL))
+        what(Received(json.dumps(body).encode(), AliasNames({}), MODEL))
     assert (caught.value.status, caught.value.field) == (400, field)
     assert TEI.error(caught.value).status in (400, 422)

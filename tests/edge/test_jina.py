@@ -19,11 +19,14 @@ from shoal.v1 import tensor_pb2
 from services.edge.dialects import jina
 from services.edge.dialects.openai import EmbeddingsAnswer, embeddings
 from services.edge.messages.base import Answer, HttpError, MeshCall, Received
-from services.edge.messages.names import Names, Target
+from services.edge.messages.names import AliasNames, AliasTarget
 from tests.edge.parts import MODEL, ragged, vectors
 
-NAMES = Names(
-    {"predict": Target("org/classifier", adapter="org/a"), "small": Target(MODEL, "query", 4)}
+NAMES = AliasNames(
+    {
+        "predict": AliasTarget("org/classifier", adapter="org/a"),
+        "small": AliasTarget(MODEL, "query", 4),
+    }
 )
 
 

@@ -18,7 +18,7 @@ from shoal.v1 import models_pb2
 from services.edge.dialects import kserve
 from services.edge.messages import numbers
 from services.edge.messages.base import Answer, HttpError, MeshCall, Received
-from services.edge.messages.names import Names, Target
+from services.edge.messages.names import AliasNames, AliasTarget
 from tests.edge.parts import (
     MODEL,
     WIDTH,
@@ -32,7 +32,7 @@ from tests.edge.parts import (
     vectors,
 )
 
-NAMES = Names({"mini": Target(MODEL, "query", 4)})
+NAMES = AliasNames({"mini": AliasTarget(MODEL, "query", 4)})
 
 
 def tensor(name: str, *texts: Any, **more: Any) -> dict[str, Any]:

@@ -15,10 +15,12 @@ from shoal.v1 import models_pb2
 
 from services.edge.dialects import ollama
 from services.edge.messages.base import Answer, HttpError, MeshCall, Received
-from services.edge.messages.names import Names, Target
+from services.edge.messages.names import AliasNames, AliasTarget
 from tests.edge.parts import MODEL, Script, card, dense, edge, vectors
 
-NAMES = Names({"nomic-embed-text": Target(MODEL, "document", 4), "e5:latest": Target("org/e5")})
+NAMES = AliasNames(
+    {"nomic-embed-text": AliasTarget(MODEL, "document", 4), "e5:latest": AliasTarget("org/e5")}
+)
 
 
 def ask(what: Callable[[Received], MeshCall], body: Any = None) -> MeshCall:

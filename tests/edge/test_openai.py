@@ -14,10 +14,12 @@ from shoal.v1 import tensor_pb2
 
 from services.edge.dialects.openai import EmbeddingsAnswer, embeddings, error
 from services.edge.messages.base import Answer, HttpError, MeshCall, Received
-from services.edge.messages.names import Names, Target
+from services.edge.messages.names import AliasNames, AliasTarget
 from tests.edge.parts import MODEL, dense, vectors
 
-ALIASES = Names({"text-embedding-3-small": Target("org/small", "query", 4, "org/adapter")})
+ALIASES = AliasNames(
+    {"text-embedding-3-small": AliasTarget("org/small", "query", 4, "org/adapter")}
+)
 
 
 def ask(**body: Any) -> MeshCall:

@@ -16,7 +16,7 @@ from shoal.v1 import models_pb2
 
 from libs.serving.watched import Watched
 from services.edge.dialects.generation.choices import MAX_ANSWERS
-from services.edge.messages.names import Names, Target
+from services.edge.messages.names import AliasNames, AliasTarget
 from services.local.settings import MINILM
 from tests.edge.parts import Script, card, edge
 from tests.interop.environments import CLIENTS
@@ -26,9 +26,9 @@ RECORDED: list[dict[str, Any]] = json.loads(
 )
 REFUSED = (b'"gpt-4o"', b'"nobody"', b'"input": [[', b'"input":[[')
 """Parts of bodies that the edge refuses: unknown models, and token ids."""
-ALIASES = Names(
+ALIASES = AliasNames(
     {
-        name: Target(MINILM)
+        name: AliasTarget(MINILM)
         for name in ("text-embedding-3-small", "embed-english-v3.0", "embed", "rerank")
     }
 )

@@ -12,14 +12,14 @@ from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.rerank import RerankAnswer, rerank, squash_scores
 from services.edge.messages.base import Answer, HttpError, MeshCall, Received
-from services.edge.messages.names import Names, Target
+from services.edge.messages.names import AliasNames, AliasTarget
 from tests.edge.parts import MODEL, scores
 
-NAMES = Names({"rerank-v3.5": Target("org/ranker")})
+NAMES = AliasNames({"rerank-v3.5": AliasTarget("org/ranker")})
 DOCUMENTS = ["a", "b", "c"]
 
 
-def ask(names: Names = NAMES, **body: Any) -> MeshCall:
+def ask(names: AliasNames = NAMES, **body: Any) -> MeshCall:
     content = {"model": MODEL, "query": "q", "documents": DOCUMENTS, **body}
     return rerank(Received(json.dumps(content).encode(), names, request_id="r1"))
 
@@ -94,7 +94,7 @@ def test_documents_as_maps() -> None:
 
 
 def test_default_alias_serves_requests_without_a_model() -> None:
-    assert ask(Names({"rerank": Target("org/r")}), model=None).message.model == "org/r"  # type: ignore[attr-defined]
+    assert ask(AliasNames({"rerank": AliasTarget("org/r")}), model=None).message.model == "org/r"  # type: ignore[attr-defined]
     with pytest.raises(HttpError, match="alias") as caught:
         ask(model=None)
     assert caught.value.field == "model"
@@ -161,7 +161,9 @@ def test_squashing_keeps_the_order() -> None:
 
 def test_query_errors_use_the_callers_name() -> None:
     question = rerank(
-        Received(json.dumps({"model": MODEL, "query": "a", "documents": ["b"]}).encode(), Names({}))
+        Received(
+            json.dumps({"model": MODEL, "query": "a", "documents": ["b"]}).encode(), AliasNames({})
+        )
     )
     for path in ("query.text", "query.image", "query.image.data", "query.parts[0].document"):
         assert question.renamed(path) == "query"

@@ -24,10 +24,10 @@ from services.edge.messages.base import (
     Received,
     with_truncation_header,
 )
-from services.edge.messages.names import Names
+from services.edge.messages.names import AliasNames
 from tests.edge.parts import MODEL, card, dense, ragged, scores, sparse, vectors
 
-NAMES = Names({})
+NAMES = AliasNames({})
 Ask = Callable[[Received], MeshCall]
 
 
@@ -343,7 +343,7 @@ def test_unsupported_field_is_named_for_any_value(value: Any) -> None:
         ask(sie.encode, {"items": [{"text": "a"}], "params": {"options": {"muvera": value}}})
     body = json.dumps({"model": MODEL, "input": "a", "messages": value}).encode()
     with pytest.raises(HttpError, match="messages are not supported: send input"):
-        openai.embeddings(Received(body, Names({})))
+        openai.embeddings(Received(body, AliasNames({})))
 
 
 def test_unsupported_task_is_an_error_of_the_model_field() -> None:

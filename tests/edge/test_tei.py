@@ -15,14 +15,14 @@ from shoal.v1 import models_pb2
 from services.edge.dialects import huggingface, tei
 from services.edge.dialects import rerank as reranking
 from services.edge.messages.base import Answer, HttpError, MeshCall, Received
-from services.edge.messages.names import Names, Target
+from services.edge.messages.names import AliasNames, AliasTarget
 from tests.edge.parts import MODEL, card, dense, ragged, scores, sparse, vectors
 
-NAMES = Names(
+NAMES = AliasNames(
     {
-        "embed": Target("org/embedder"),
-        "rerank": Target("org/ranker"),
-        "predict": Target("org/classifier"),
+        "embed": AliasTarget("org/embedder"),
+        "rerank": AliasTarget("org/ranker"),
+        "predict": AliasTarget("org/classifier"),
     }
 )
 

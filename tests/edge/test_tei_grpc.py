@@ -37,8 +37,8 @@ from services.edge.app import running
 from services.edge.asgi import State
 from services.edge.intake.budget import Budget
 from services.edge.intake.callers import Callers
-from services.edge.intake.reading import Intake
-from services.edge.messages.names import Names, Target
+from services.edge.intake.reading import BodyIntake
+from services.edge.messages.names import AliasNames, AliasTarget
 from services.edge.ports.tei_grpc import MAX_TOGETHER, MESSAGE_BYTES, TeiServer
 from services.edge.routers import Routers
 from services.edge.settings import Settings
@@ -64,8 +64,12 @@ from tests.support.certificates import Certificates
 CODE = grpc.StatusCode
 CALL_SECONDS = 50
 """The deadline of a call, below the edge's default."""
-NAMES = Names(
-    {"embed": Target(MODEL), "rerank": Target("org/ranker"), "predict": Target("org/classifier")}
+NAMES = AliasNames(
+    {
+        "embed": AliasTarget(MODEL),
+        "rerank": AliasTarget("org/ranker"),
+        "predict": AliasTarget("org/classifier"),
+    }
 )
 SERVICES = {f"tei.v1.{name}" for name in ("Info", "Embed", "Predict", "Rerank", "Tokenize")}
 
@@ -372,7 +376,7 @@ async def test_errors_of_the_router(error: ShoalError, code: grpc.StatusCode) ->
 
 
 async def test_unsupported_request_is_refused() -> None:
-    async with serving(Script(), aliases=Watched.fixed(Names({}))) as tei_at:
+    async with serving(Script(), aliases=Watched.fixed(AliasNames({}))) as tei_at:
         assert (
             await code_of(tei_at.one("Embed/Embed", tei.EmbedRequest(inputs="a")))
             == CODE.INVALID_ARGUMENT
@@ -430,7 +434,7 @@ async def test_caller_is_identified_before_its_message_is_read() -> None:
         asked.append(dict(metadata))
         raise Unauthenticated("the token is not known")
 
-    intake = Intake(Budget(1 << 20), Callers(refuse, lambda: 0.0))
+    intake = BodyIntake(Budget(1 << 20), Callers(refuse, lambda: 0.0))
     server = TeiServer(cast(Routers, None), lambda: NAMES, State(), intake=intake)
     await server.start("127.0.0.1:0", Security())
     try:

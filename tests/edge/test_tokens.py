@@ -8,7 +8,7 @@ import pytest
 
 from libs.errors import InputTooLong, InvalidInput
 from libs.serving.watched import Watched
-from services.edge.messages.names import Names
+from services.edge.messages.names import AliasNames
 from tests.edge.parts import MODEL, Script, edge
 from tests.edge.test_tei_grpc import NAMES
 
@@ -136,7 +136,7 @@ async def test_invalid_tei_requests_are_refused_in_its_form(
 async def test_invalid_vllm_requests_are_refused_in_its_form(
     path: str, body: dict[str, Any], field: str
 ) -> None:
-    async with edge(Script(), aliases=Watched.fixed(Names({}))) as http:
+    async with edge(Script(), aliases=Watched.fixed(AliasNames({}))) as http:
         reply = await http.post(path, body)
         assert 400 <= reply.status < 500
         assert reply.json["error"]["param"] == field, reply.json

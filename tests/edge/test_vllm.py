@@ -18,15 +18,15 @@ from shoal.v1 import models_pb2
 
 from services.edge.dialects import vllm
 from services.edge.messages.base import Answer, HttpError, MeshCall, Received
-from services.edge.messages.names import Names, Target
+from services.edge.messages.names import AliasNames, AliasTarget
 from tests.edge.parts import MODEL, Script, card, dense, edge, ragged, scores, sparse, vectors
 
-NAMES = Names(
+NAMES = AliasNames(
     {
-        "embed": Target("org/embedder"),
-        "rerank": Target("org/ranker"),
-        "predict": Target("org/classifier"),
-        "docs": Target("docs-search"),
+        "embed": AliasTarget("org/embedder"),
+        "rerank": AliasTarget("org/ranker"),
+        "predict": AliasTarget("org/classifier"),
+        "docs": AliasTarget("docs-search"),
     }
 )
 CARD = models_pb2.GetModelResponse(model=card(labels=["bad", "good", "odd"]))

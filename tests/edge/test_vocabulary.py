@@ -14,7 +14,7 @@ from libs.errors import InvalidInput
 from services.edge import cl100k
 from services.edge.dialects.openai import embeddings
 from services.edge.messages.base import HttpError, Received
-from services.edge.messages.names import Names
+from services.edge.messages.names import AliasNames
 from services.edge.messages.vocabulary import Vocabulary, read_vocabulary
 from services.edge.settings import Settings
 from tests.edge.parts import MODEL, Script, edge
@@ -26,7 +26,7 @@ SMALL = read_vocabulary(FILE)
 
 def texts(given: Any, vocabulary: Vocabulary | None = SMALL) -> list[str]:
     body = json.dumps({"model": MODEL, "input": given}).encode()
-    message: Any = embeddings(Received(body, Names({}), vocabulary=vocabulary)).message
+    message: Any = embeddings(Received(body, AliasNames({}), vocabulary=vocabulary)).message
     return [item.text for item in message.items]
 
 

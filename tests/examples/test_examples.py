@@ -107,7 +107,7 @@ def test_chunks(run: Any) -> None:
 
 
 def test_sections_of_a_chunk_are_ordered_by_their_parts() -> None:
-    page = chunks.page_of("docs/a.md", DATA, "# A\n\none\n## B\n```\n# c\n```\n# C\nend")
+    page = chunks.read_page("docs/a.md", DATA, "# A\n\none\n## B\n```\n# c\n```\n# C\nend")
     assert (page.title, page.headings, page.starts) == ("A", ("A", "B", "C"), (0, 9, 26))
     assert page.sections(0, 9) == ["docs/a.md > A"]
     assert page.sections(7, 26) == ["docs/a.md > B", "docs/a.md > A"]

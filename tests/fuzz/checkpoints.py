@@ -24,8 +24,8 @@ from libs.errors import InvalidInput, ModelBroken
 from libs.models import ClassifyWork, EncodeWork, ScoreWork, Work, load_model
 from libs.models.generation.chat import ChatTemplate, Message
 from libs.models.generation.decoding.beams import BeamSearch
-from libs.models.generation.decoding.rules import Rules, apply
-from libs.models.generation.decoding.settings import Settings, parse_settings
+from libs.models.generation.decoding.rules import TokenRules, apply
+from libs.models.generation.decoding.settings import DecodeSettings, parse_settings
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
 from libs.models.runtime.loaded.adapter_config import read_adapter
@@ -766,10 +766,10 @@ def _try_images(processing: ImageProcessing) -> None:
         raise Broken("pixels that are not finite")
 
 
-def _try_writing(settings: Settings) -> None:
+def _try_writing(settings: DecodeSettings) -> None:
     ids = np.array([settings.start or 0], np.int32)
     longest = 1 + settings.longest(1, None, 64)
-    rules, search = Rules(settings, 1, longest), BeamSearch(settings, ids, longest)
+    rules, search = TokenRules(settings, 1, longest), BeamSearch(settings, ids, longest)
     for _ in range(6):
         scores = torch.linspace(-5, 5, _VOCABULARY)[None].repeat(settings.beams, 1)
         apply(scores, [rules.edits(ids)] * settings.beams)

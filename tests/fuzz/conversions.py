@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final
 
 from safetensors.torch import load_file
 
-from libs.conversion.archive import Refused
+from libs.conversion.archive import CheckpointRefused
 from tests.fuzz.target import Broken, Try
 
 _FORBIDDEN: Final = (
@@ -60,7 +60,7 @@ def opened(conversions: Sequence[Convert], sound: bytes, check: Check) -> Iterat
                 is_watched = True
                 try:
                     output = _convert(convert, data, Path(folder))
-                except Refused:
+                except CheckpointRefused:
                     continue
                 finally:
                     is_watched = False

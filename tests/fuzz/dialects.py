@@ -20,17 +20,17 @@ from msgspec import inspect
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
-from services.edge.messages.base import Answer, HttpError, MeshCall, Received, Route, Stream
-from services.edge.messages.names import Names
-from services.edge.messages.names import Target as Alias
-from services.edge.routes import Table
+from services.edge.messages.base import Answer, HttpError, MeshCall, Received, Route, StreamedCall
+from services.edge.messages.names import AliasNames
+from services.edge.messages.names import AliasTarget as Alias
+from services.edge.routes import RouteTable
 from tests.edge.parts import tokenized
 from tests.fuzz import messages, mutate
 from tests.fuzz.target import Broken, Random, Target, plain
 
 MODEL: Final = "org/model"
-ROUTES: Final = Table().routes
-NAMES: Final = Names({"embed": Alias(MODEL), "rerank": Alias(MODEL), "predict": Alias(MODEL)})
+ROUTES: Final = RouteTable().routes
+NAMES: Final = AliasNames({"embed": Alias(MODEL), "rerank": Alias(MODEL), "predict": Alias(MODEL)})
 WORDS: Final[Sequence[object]] = (
     MODEL, "org/model:query", "query", "document", "base64", "float", "int8", "ubinary", "binary",
     "uint8", "END", "NONE", "start",
@@ -129,9 +129,9 @@ def _try(data: bytes) -> None:
     random = chance.Random(data)
     dialect = route.dialect
     try:
-        step: MeshCall | Stream | Answer = route.ask(received)
+        step: MeshCall | StreamedCall | Answer = route.ask(received)
         for _ in range(MAX_STEPS):
-            if isinstance(step, Stream):
+            if isinstance(step, StreamedCall):
                 _try_stream(step, random)
                 return
             if isinstance(step, Answer):
@@ -163,7 +163,7 @@ def _try(data: bytes) -> None:
         _check_problem(route, (problem.dialect or dialect).error(problem), problem)
 
 
-def _try_stream(stream: Stream, random: Random) -> None:
+def _try_stream(stream: StreamedCall, random: Random) -> None:
     """Try streamed text, including restarts, a different final text, or a missing result."""
     stream.message.SerializeToString()
     texts = ["", "a", " shoal", " of fish", "\n\n", "data: é"]

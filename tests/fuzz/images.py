@@ -18,14 +18,14 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from libs.errors import InvalidInput
-from libs.models.images.decoding import FORMATS, Limits, decode, header_size
+from libs.models.images.decoding import FORMATS, ImageLimits, decode, header_size
 from libs.models.images.patches import ImageInput, PatchSpec
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
 from tests.fuzz import mutate
 from tests.fuzz.target import Broken, Random, Target, plain
 
-_LIMITS: Final = Limits(bytes=1 << 20, pixels=1 << 20)
+_LIMITS: Final = ImageLimits(bytes=1 << 20, pixels=1 << 20)
 _FIELD: Final = "items[0].image"
 # Memory for the maximum number of pixels: in 16 bits or with alpha, composited, rotated, resized,
 # and the overhead of libraries.

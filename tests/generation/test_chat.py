@@ -62,7 +62,7 @@ THOUGHTS = [
 ]
 
 
-def roles_of(shape: str) -> tuple[Role, ...]:
+def parse_roles(shape: str) -> tuple[Role, ...]:
     return tuple(ROLES[letter] for letter in shape)
 
 
@@ -118,7 +118,7 @@ def test_prompts_are_those_of_transformers(
     random, source = Random(name), TEMPLATES[name]
     own, equal = template(source), 0
     for shape in SHAPES:
-        roles = roles_of(shape)
+        roles = parse_roles(shape)
         for number in range(24):
             texts = ["".join(random.choices(PIECES, k=random.randrange(1, 9))) for _ in roles]
             if number % 2:
@@ -162,7 +162,7 @@ def test_thoughts_of_earlier_answers_are_the_templates_to_leave_out(
     name: str, wanted: str, template: Callable[..., ChatTemplate]
 ) -> None:
     assert wanted in template(TEMPLATES[name]).prompt(
-        said(roles_of("uau"), ["Is it?", THINKS, "Sure?"])
+        said(parse_roles("uau"), ["Is it?", THINKS, "Sure?"])
     )
 
 
@@ -178,7 +178,7 @@ def test_invalid_conversations_are_refused(
     name: str, shape: str, message: str, template: Callable[..., ChatTemplate]
 ) -> None:
     with pytest.raises(InvalidInput, match=message) as caught:
-        template(TEMPLATES[name]).prompt(said(roles_of(shape), ["a"] * len(shape)))
+        template(TEMPLATES[name]).prompt(said(parse_roles(shape), ["a"] * len(shape)))
     assert (type(caught.value), caught.value.field) == (InvalidInput, "text.turns")
 
 
@@ -205,7 +205,7 @@ def test_templates_over_the_limits_are_refused_and_harm_nothing_else(
     own = template(LOOP.replace("CONTENT", "{{ m.content }}" + content))
     for _ in range(2):
         with pytest.raises(InvalidInput, match=message) as caught:
-            own.prompt(said(roles_of("uau"), ["a", "b", "c"]))
+            own.prompt(said(parse_roles("uau"), ["a", "b", "c"]))
         assert caught.value.field == "text.turns"
         assert own.prompt(said(("user",), ["a"])) == "[user]a[assistant]"
 
@@ -218,7 +218,7 @@ def test_template_may_change_texts(
 ) -> None:
     source = LOOP.replace("CONTENT", content)
     for shape in ("u", "su", "uau"):
-        messages = said(roles_of(shape), [" \n a text \n "] * len(shape))
+        messages = said(parse_roles(shape), [" \n a text \n "] * len(shape))
         assert template(source).prompt(messages) == theirs(directory, source, messages)
 
 
@@ -226,7 +226,7 @@ def test_last_message_with_an_image_is_framed_or_refused(
     template: Callable[..., ChatTemplate],
 ) -> None:
     parts = "{% for p in m.content %}{{ '<image>' if p.type == 'image' else CONTENT }}{% endfor %}"
-    messages = said(roles_of("uau"), ["\ue000", " b ", "\ue000 c"])
+    messages = said(parse_roles("uau"), ["\ue000", " b ", "\ue000 c"])
     own = template(LOOP.replace("CONTENT", parts.replace("CONTENT", "p.text")), parts=True)
     assert own.around(messages, with_image=True) == (
         "[user]\ue000[assistant] b [user]<image>",
@@ -286,7 +286,7 @@ def test_values_of_the_caller_are_those_that_the_template_looks_for(
 
 def test_process_is_kept_and_started_again(directory: Path) -> None:
     own = ChatTemplate(replace(read_card(directory, "random/llama"), template=GEMMA), directory)
-    messages = said(roles_of("uau"), ["a", "b", "c"])
+    messages = said(parse_roles("uau"), ["a", "b", "c"])
     (process,) = own._renderer._processes
     prompt = own.prompt(messages)
     with ThreadPoolExecutor(8) as threads:
@@ -305,7 +305,7 @@ def test_process_is_kept_and_started_again(directory: Path) -> None:
 def test_long_conversation_within_the_limits_of_rendering(
     directory: Path, template: Callable[..., ChatTemplate]
 ) -> None:
-    roles = roles_of("s" + "ua" * 64 + "u")
+    roles = parse_roles("s" + "ua" * 64 + "u")
     for source in (QWEN3, LLAMA3, GEMMA):
         messages = said(
             roles,

@@ -235,7 +235,7 @@ def test_few_schemas_are_kept(grammars: Grammars) -> None:
         assert (
             grammars.compile_schema(json.dumps(object_schema(**{f"p{number}": NAME}))) is not None
         )
-    assert len(grammars._kept) == module.MAX_CACHED_SCHEMAS
+    assert len(grammars._matchers) == module.MAX_CACHED_SCHEMAS
 
 
 def deep(times: int) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from libs.errors import InvalidInput, ModelBroken, NoCapacity
 from libs.kernels.attention.paged import PAGE
 from libs.models.generation import (
     DecodeLoop,
+    DecodeSettings,
     Finish,
     LanguageModel,
-    Request,
-    Settings,
+    SequenceRequest,
     load_language_model,
 )
 from libs.models.generation.decoding.rules import Bits, Ids
@@ -62,14 +62,14 @@ def load(directory: Path) -> LanguageModel:
 
 def requests(
     language_model: LanguageModel, inputs: Sequence[Ids], most: int | None = MAX_NEW_TOKENS
-) -> list[Request]:
+) -> list[SequenceRequest]:
     if not language_model.has_cross:
-        return [Request(ids, most=most) for ids in inputs]
-    return [Request(states=states, most=most) for states in language_model.encode(inputs)]
+        return [SequenceRequest(ids, most=most) for ids in inputs]
+    return [SequenceRequest(states=states, most=most) for states in language_model.encode(inputs)]
 
 
 def finished(
-    loop: DecodeLoop, requested: Sequence[Request], every: int = 0
+    loop: DecodeLoop, requested: Sequence[SequenceRequest], every: int = 0
 ) -> list[tuple[list[int], Finish | None]]:
     """Generate all; with `every`, another request joins after this many steps."""
     texts: dict[int, list[int]] = {}
@@ -301,7 +301,7 @@ def test_settings_beyond_their_bounds_are_refused_when_a_model_is_loaded(
         load(tmp_path)
 
 
-def _ended(text: list[int], settings: Settings) -> list[int]:
+def _ended(text: list[int], settings: DecodeSettings) -> list[int]:
     """Without the padding behind the first stop token."""
     end = next(
         (place for place, token in enumerate(text) if token in settings.stops), len(text) - 1
@@ -322,11 +322,13 @@ def test_answer_says_why_it_ended(
 ) -> None:
     _, language_model = llama
     ids = prompts(3)[2]
-    text, finish = finished(DecodeLoop(language_model, 4), [Request(ids, most=9)])[0]
+    text, finish = finished(DecodeLoop(language_model, 4), [SequenceRequest(ids, most=9)])[0]
     assert (len(text), finish) == (9, "length")
     stopped = replace(language_model.settings, stops=(text[4],))
     end = text.index(text[4]) + 1
-    assert finished(DecodeLoop(language_model, 4), [Request(ids, most=9, settings=stopped)])[0] == (
+    assert finished(
+        DecodeLoop(language_model, 4), [SequenceRequest(ids, most=9, settings=stopped)]
+    )[0] == (
         text[:end],
         "stop",
     )
@@ -338,7 +340,7 @@ def test_cancelled_sequence_returns_its_pages_and_leaves_the_others_alone(
     model, language_model = llama
     inputs = prompts(4)
     loop = DecodeLoop(language_model, 16)
-    first, *others = [loop.add(Request(ids, most=12)) for ids in inputs]
+    first, *others = [loop.add(SequenceRequest(ids, most=12)) for ids in inputs]
     texts: dict[int, list[int]] = {}
     for _ in range(4):
         for one in loop.step():
@@ -346,7 +348,7 @@ def test_cancelled_sequence_returns_its_pages_and_leaves_the_others_alone(
     held = loop.pool.claimed
     loop.cancel(first)
     assert first.finish == "cancelled"
-    assert held - loop.pool.claimed == loop.needs(Request(inputs[0], most=12))
+    assert held - loop.pool.claimed == loop.needs(SequenceRequest(inputs[0], most=12))
     while loop.next_step() is not None:
         for one in loop.step():
             texts.setdefault(id(one.sequence), []).extend(one.ids)
@@ -359,7 +361,7 @@ def test_memory_is_claimed_before_and_never_exceeded(
 ) -> None:
     _, language_model = llama
     loop = DecodeLoop(language_model, 5)
-    long = Request(np.arange(3, 3 + PAGE, dtype=np.int32), most=PAGE + 1)
+    long = SequenceRequest(np.arange(3, 3 + PAGE, dtype=np.int32), most=PAGE + 1)
     assert loop.needs(long) == 3
     loop.add(long)
     assert not loop.has_room(long)
@@ -421,7 +423,7 @@ def test_cost_of_a_step_is_known_before_it(
 ) -> None:
     _, language_model = llama
     loop = DecodeLoop(language_model, 16, most_rows=40)
-    loop.add(Request(np.full(50, 7, np.int32), most=4))
+    loop.add(SequenceRequest(np.full(50, 7, np.int32), most=4))
     costs = []
     while (cost := loop.next_step()) is not None:
         costs.append((cost.kind, cost.rows, cost.keys))
@@ -444,10 +446,14 @@ def test_grammar_and_a_bound_on_ids_restrict_the_next_token(
     def even(text: Ids) -> Bits:
         return np.packbits(np.arange(VOCABULARY) % 2 == len(text) % 2, bitorder="little")
 
-    text, _ = finished(DecodeLoop(language_model, 4), [Request(ids, most=10, allows=even)])[0]
+    text, _ = finished(DecodeLoop(language_model, 4), [SequenceRequest(ids, most=10, allows=even)])[
+        0
+    ]
     assert [token % 2 for token in text] == [0, 1] * 5
     bounded = replace(language_model.settings, vocabulary=20)
-    text, _ = finished(DecodeLoop(language_model, 4), [Request(ids, most=10, settings=bounded)])[0]
+    text, _ = finished(
+        DecodeLoop(language_model, 4), [SequenceRequest(ids, most=10, settings=bounded)]
+    )[0]
     assert max(text) < 20
 
 
@@ -457,13 +463,13 @@ def test_requests_that_cannot_be_generated_are_refused(
     _, language_model = llama
     loop = DecodeLoop(language_model, 4)
     with pytest.raises(InvalidInput, match="leaves no room"):
-        loop.add(Request(np.full(language_model.max_positions, 3, np.int32)))
+        loop.add(SequenceRequest(np.full(language_model.max_positions, 3, np.int32)))
     with pytest.raises(InvalidInput, match=r"a token outside 0\.\.299"):
-        loop.add(Request(np.array([VOCABULARY], np.int32)))
+        loop.add(SequenceRequest(np.array([VOCABULARY], np.int32)))
     with pytest.raises(InvalidInput, match="at least one token"):
-        loop.add(Request())
+        loop.add(SequenceRequest())
     with pytest.raises(InvalidInput, match="encoder states"):
-        loop.add(Request(np.array([3], np.int32), states=torch.zeros(1, 64)))
+        loop.add(SequenceRequest(np.array([3], np.int32), states=torch.zeros(1, 64)))
     assert loop.pool.claimed == 0
     write("llama", tmp_path, {"guidance_scale": 2.0})
     with pytest.raises(ModelBroken, match="guidance_scale"):

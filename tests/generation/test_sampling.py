@@ -16,9 +16,9 @@ import transformers
 from torch import Tensor
 from transformers.generation import logits_process
 
-from libs.models.generation import DecodeLoop, Request, Settings
+from libs.models.generation import DecodeLoop, DecodeSettings, SequenceRequest
 from libs.models.generation.decoding import sampling
-from libs.models.generation.decoding.rules import Rules, apply
+from libs.models.generation.decoding.rules import TokenRules, apply
 from libs.models.generation.decoding.sampling import Draw, Sampler, choose, token_scores, warp
 from tests.generation.checkpoints import prompts, write
 from tests.generation.test_loop import finished, load
@@ -124,7 +124,7 @@ def test_penalties_are_repetitions_first_then_presence_and_frequency_of_the_answ
 ) -> None:
     prompt, answer = [3, 4, 5], [5, 9, 9, 11]
     ids = np.array([*prompt, *answer], np.int32)
-    settings = Settings(
+    settings = DecodeSettings(
         repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency
     )
     scores = random_scores(1)
@@ -134,7 +134,7 @@ def test_penalties_are_repetitions_first_then_presence_and_frequency_of_the_answ
     for token in set(answer):
         wanted[0, token] -= presence + frequency * answer.count(token)
     found = scores.clone()
-    apply(found, [Rules(settings, len(prompt), 100).edits(ids)])
+    apply(found, [TokenRules(settings, len(prompt), 100).edits(ids)])
     torch.testing.assert_close(found, wanted)
 
 
@@ -150,10 +150,10 @@ def test_log_probabilities_are_the_chosen_tokens_and_the_likeliest() -> None:
     )
 
 
-def requests(settings: Settings, seeds: Sequence[int]) -> list[Request]:
+def requests(settings: DecodeSettings, seeds: Sequence[int]) -> list[SequenceRequest]:
     inputs = prompts(len(seeds))
     return [
-        Request(ids, most=24, settings=settings, seed=bytes([seed]))
+        SequenceRequest(ids, most=24, settings=settings, seed=bytes([seed]))
         for ids, seed in zip(inputs, seeds, strict=True)
     ]
 
@@ -187,7 +187,7 @@ def test_first_tokens_of_a_model_are_distributed_as_transformers_would_draw_them
     for number in range(0, DRAWS, 250):
         seeds = [seed.to_bytes(4, "little") for seed in range(number, number + 250)]
         for ids, _ in finished(
-            loop, [Request(prompt, most=1, settings=settings, seed=seed) for seed in seeds]
+            loop, [SequenceRequest(prompt, most=1, settings=settings, seed=seed) for seed in seeds]
         ):
             counts[ids[0]] += 1
     with torch.inference_mode():

@@ -12,10 +12,10 @@ import torch
 from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
 from libs.kinds.generative import model as writers
 from libs.models import EncodeWork, ExtractResult, GeneratedIds, Output, Prepared, Unfinished
-from libs.models.generation.decoding.sequences import Request
+from libs.models.generation.decoding.sequences import SequenceRequest
 from libs.models.generation.model import GenerativeModel
 from libs.models.interface.sequences import InputSequence, YieldPoint
-from libs.models.interface.source import Source
+from libs.models.interface.source import LoadArguments
 from libs.models.interface.work import TextWork, Turn, never_cancelled
 from tests.generation.chat_templates import MISTRAL
 from tests.generation.served import reference, write
@@ -32,7 +32,7 @@ TEXTS = [
 
 def load(directory: Path) -> GenerativeModel:
     return writers.load(
-        Source(directory, "random/language_model", torch.device("cpu"), torch.float32)
+        LoadArguments(directory, "random/language_model", torch.device("cpu"), torch.float32)
     )
 
 
@@ -198,7 +198,7 @@ def test_sequences_without_room_wait(
     job = model.prepare(TextWork(TEXTS * 4, max_tokens=20), never_cancelled)
     encoded, requests = 0, model._reader.requests
 
-    def count(sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
+    def count(sequences: list[InputSequence], yield_point: YieldPoint) -> list[SequenceRequest]:
         nonlocal encoded
         encoded += len(sequences)
         return requests(sequences, yield_point)

@@ -16,13 +16,19 @@ import transformers
 
 from libs.kernels import triton_here
 from libs.kinds.generative import model as writers
-from libs.models.generation import DecodeLoop, LanguageModel, Request, Settings, load_language_model
+from libs.models.generation import (
+    DecodeLoop,
+    DecodeSettings,
+    LanguageModel,
+    SequenceRequest,
+    load_language_model,
+)
 from libs.models.generation.decoding import graphs as graphs_module
 from libs.models.generation.decoding.graphs import StepGraphs
-from libs.models.generation.decoding.rules import Rules
+from libs.models.generation.decoding.rules import TokenRules
 from libs.models.generation.decoding.steps import StepRow, StepShape
 from libs.models.generation.model import _pool_pages
-from libs.models.interface.source import Source
+from libs.models.interface.source import LoadArguments
 from libs.models.runtime.graphs.buckets import Uses
 from libs.models.runtime.graphs.graphs import Event, Graphs, Owner
 from tests.generation.checkpoints import prompts, write, written
@@ -85,7 +91,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_triton, "splits", lambda sequences, kv_heads: 2)
 
 
-def graphs_of(
+def make_graphs(
     loop: DecodeLoop, reported: EventRecorder, capture: FakeCapture, *, check_every: int = 1 << 30
 ) -> StepGraphs:
     graphs = loop.keep_graphs(capture, reported.owner)
@@ -109,11 +115,11 @@ def test_steps_generate_the_tokens_of_transformers(name: str, tmp_path: Path) ->
     model = write(name, tmp_path)
     language_model, inputs = load(tmp_path), prompts(3)
     wanted = written(model, inputs, MAX_NEW_TOKENS)
-    requested = [Request(ids, most=MAX_NEW_TOKENS) for ids in inputs]
+    requested = [SequenceRequest(ids, most=MAX_NEW_TOKENS) for ids in inputs]
     loop = DecodeLoop(language_model, 64, most_rows=40)
     assert [text for text, _ in finished(loop, requested, every=2)] == wanted
     reported, capture = EventRecorder(), FakeCapture()
-    capture_all(graphs_of(loop, reported, capture))
+    capture_all(make_graphs(loop, reported, capture))
     assert [text for text, _ in finished(loop, requested, every=2)] == wanted
     assert reported.events.count("replayed") == sum(each.replays for each in capture.made) > 0
     assert {each.buffer.shape[0] for each in capture.made if each.replays} <= {
@@ -135,16 +141,18 @@ def test_choices_that_need_scores_are_the_same_from_a_graph(
     )
     plain, own = prompts(1)[0], language_model.settings
     requested = [
-        Request(plain, most=MAX_NEW_TOKENS),
-        Request(plain, most=MAX_NEW_TOKENS, settings=replace(own, temperature=1.0), seed=b"seed"),
-        Request(plain, most=MAX_NEW_TOKENS, settings=replace(own, beams=2)),
-        Request(plain, most=MAX_NEW_TOKENS, top_logprobs=2),
-        Request(plain, most=MAX_NEW_TOKENS, settings=replace(own, no_repeat_ngram=2)),
+        SequenceRequest(plain, most=MAX_NEW_TOKENS),
+        SequenceRequest(
+            plain, most=MAX_NEW_TOKENS, settings=replace(own, temperature=1.0), seed=b"seed"
+        ),
+        SequenceRequest(plain, most=MAX_NEW_TOKENS, settings=replace(own, beams=2)),
+        SequenceRequest(plain, most=MAX_NEW_TOKENS, top_logprobs=2),
+        SequenceRequest(plain, most=MAX_NEW_TOKENS, settings=replace(own, no_repeat_ngram=2)),
     ]
     loop = DecodeLoop(language_model, 64)
     eager = finished(loop, requested)
     capture = FakeCapture()
-    capture_all(graphs_of(loop, EventRecorder(), capture))
+    capture_all(make_graphs(loop, EventRecorder(), capture))
     assert finished(loop, requested) == eager
     assert sum(each.replays for each in capture.made)
     assert all(max(text) < language_model.vocabulary - 40 for text, _ in eager)
@@ -156,7 +164,7 @@ def test_all_sizes_are_captured_at_a_load_the_largest_first(
 ) -> None:
     reported, capture = EventRecorder(), FakeCapture(size=100)
     loop = DecodeLoop(load(llama[1]), 8)
-    graphs = graphs_of(loop, reported, capture)
+    graphs = make_graphs(loop, reported, capture)
     capture_all(graphs)
     width = 0 if loop._steps is None else loop._steps.width
     assert [len(each.buffer) for each in capture.made] == [
@@ -174,11 +182,11 @@ def test_without_memory_steps_are_eager_and_captured_later(
 ) -> None:
     reported, capture = EventRecorder(limit=10), FakeCapture()
     loop = DecodeLoop(load(llama[1]), 8)
-    graphs = graphs_of(loop, reported, capture)
+    graphs = make_graphs(loop, reported, capture)
     capture_all(graphs)
     assert (reported.events, capture.made) == (["refused"] * len(SEQUENCES), [])
     graphs._uses = Uses(after=1)
-    finished(loop, [Request(prompts(1)[0], most=MAX_NEW_TOKENS)])
+    finished(loop, [SequenceRequest(prompts(1)[0], most=MAX_NEW_TOKENS)])
     assert graphs._pending == {1}
     reported.limit = 1 << 40
     capture_all(graphs)
@@ -195,9 +203,11 @@ def test_graph_that_differs_or_fails_is_the_last(
     wanted = written(model, inputs, MAX_NEW_TOKENS)
     reported, capture = EventRecorder(), FakeCapture()
     loop = DecodeLoop(load(directory), 8)
-    graphs = graphs_of(loop, reported, capture, check_every=1)
+    graphs = make_graphs(loop, reported, capture, check_every=1)
     capture_all(graphs)
-    assert [text for text, _ in finished(loop, [Request(inputs[0], most=MAX_NEW_TOKENS)])] == wanted
+    assert [
+        text for text, _ in finished(loop, [SequenceRequest(inputs[0], most=MAX_NEW_TOKENS)])
+    ] == wanted
     assert reported.events.count("checked") == MAX_NEW_TOKENS - 1
     step = graphs._steps[1]
     run = step.run
@@ -209,7 +219,9 @@ def test_graph_that_differs_or_fails_is_the_last(
         return tokens
 
     capture.made[-1]._forward = wrong
-    assert [text for text, _ in finished(loop, [Request(inputs[0], most=MAX_NEW_TOKENS)])] == wanted
+    assert [
+        text for text, _ in finished(loop, [SequenceRequest(inputs[0], most=MAX_NEW_TOKENS)])
+    ] == wanted
     assert reported.events[-1] == "differed"
     assert (graphs.is_off, graphs.is_pending, capture.kept, reported.reserved) == (
         True,
@@ -217,14 +229,18 @@ def test_graph_that_differs_or_fails_is_the_last(
         [],
         0,
     )
-    assert [text for text, _ in finished(loop, [Request(inputs[0], most=MAX_NEW_TOKENS)])] == wanted
+    assert [
+        text for text, _ in finished(loop, [SequenceRequest(inputs[0], most=MAX_NEW_TOKENS)])
+    ] == wanted
 
     reported, capture = EventRecorder(), FakeCapture()
     capture.error = RuntimeError("operation not permitted when stream is capturing")
-    graphs = graphs_of(loop, reported, capture)
+    graphs = make_graphs(loop, reported, capture)
     capture_all(graphs)
     assert (graphs.is_off, reported.events) == (True, ["failed"])
-    assert [text for text, _ in finished(loop, [Request(inputs[0], most=MAX_NEW_TOKENS)])] == wanted
+    assert [
+        text for text, _ in finished(loop, [SequenceRequest(inputs[0], most=MAX_NEW_TOKENS)])
+    ] == wanted
 
 
 def test_inputs_overwrite_those_before_and_are_aligned() -> None:
@@ -261,7 +277,7 @@ def test_on_a_cpu_nothing_changes(llama: tuple[transformers.PreTrainedModel, Pat
 def test_model_captures_between_batches_and_parks_without_graphs(tmp_path: Path) -> None:
     write_served("qwen3", tmp_path)
     model = writers.load(
-        Source(tmp_path, "random/language_model", torch.device("cpu"), torch.float32)
+        LoadArguments(tmp_path, "random/language_model", torch.device("cpu"), torch.float32)
     )
     reported, capture = EventRecorder(), FakeCapture()
     assert [model.awaits_capture] == [False]
@@ -292,5 +308,5 @@ def test_pool_of_an_accelerator_is_of_its_memory(monkeypatch: pytest.MonkeyPatch
 
 
 def test_settings_with_rules_need_scores() -> None:
-    assert Rules(Settings(vocabulary=5), 1, 9).is_plain
-    assert not Rules(Settings(repetition_penalty=1.1), 1, 9).is_plain
+    assert TokenRules(DecodeSettings(vocabulary=5), 1, 9).is_plain
+    assert not TokenRules(DecodeSettings(repetition_penalty=1.1), 1, 9).is_plain

@@ -16,13 +16,13 @@ from libs.models import InputSequence, Unfinished
 from libs.models.generation.model import GenerativeModel
 from libs.models.interface.work import TextWork, never_cancelled
 from services.worker.jobs.execution.oom_recovery import OomRecovery
-from services.worker.jobs.execution.runner import Runner
+from services.worker.jobs.execution.runner import DeviceRunner
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.pulling.puller import Puller
 from services.worker.jobs.pulling.pulls import Situation, plan_pulls
 from services.worker.jobs.waste import Waste
 from services.worker.memory.resident import Resident
-from services.worker.scheduling.batcher import Flow, Limits
+from services.worker.scheduling.batcher import BatchLimits, Flow
 from services.worker.scheduling.meter import Meter
 from tests.generation.served import write
 from tests.generation.test_serving import load
@@ -87,8 +87,8 @@ class Device:
         self.resident = Resident("org/m", model, load_seconds=0.0, loaded_at=0.0, last_used=0.0)
         self.resident.meter = self.meter
         self.now = 0.0
-        self.runner = Runner(
-            Limits(2048, 256, 1.0),
+        self.runner = DeviceRunner(
+            BatchLimits(2048, 256, 1.0),
             self.outcomes,
             clock=self._clock,
             unix_time=lambda: 0.0,

@@ -112,7 +112,9 @@ def launches(encoder: PackedEncoder, rows: Rows | None = None) -> Counter[str]:
     return counts
 
 
-def encoder_of(kind: str, layers: int, config: Mapping[str, object] | None = None) -> PackedEncoder:
+def build_encoder(
+    kind: str, layers: int, config: Mapping[str, object] | None = None
+) -> PackedEncoder:
     """An encoder of this family in bfloat16, without values."""
     settings = random_model(kind, layers=layers, config=config).config.to_dict()
     encoder, _ = empty_encoder(Config(settings))
@@ -121,10 +123,10 @@ def encoder_of(kind: str, layers: int, config: Mapping[str, object] | None = Non
     return encoder.requires_grad_(False).eval()
 
 
-def counts_of(kind: str, layers: int) -> tuple[int, Counter[str]]:
+def count_kernels(kind: str, layers: int) -> tuple[int, Counter[str]]:
     """Count the kernels that a forward of `layers` layers launches, and those of one more layer."""
     config = CONFIGS.get(kind)
-    some, more = launches(encoder_of(kind, 2, config)), launches(encoder_of(kind, 3, config))
+    some, more = launches(build_encoder(kind, 2, config)), launches(build_encoder(kind, 3, config))
     a_layer = more.copy()
     a_layer.subtract(some)
     return some.total() + (layers - 2) * a_layer.total(), +a_layer
@@ -148,7 +150,7 @@ PUBLISHED: Final = {
 
 if __name__ == "__main__":
     for model, (kind, layers) in PUBLISHED.items():
-        total, a_layer = counts_of(kind, layers)
+        total, a_layer = count_kernels(kind, layers)
         print(
             f"{model}: {total}, a layer {a_layer.total()}: "
             f"{', '.join(f'{count} {name}' for name, count in a_layer.items())}"

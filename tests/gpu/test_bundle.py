@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from tests.supply.made import write_distribution
 from tools import gpu_bundle
 from tools.distributions import ROOT, installed_distributions, read_pins
-from tools.gpu_bundle import BundleError, Manifest, Packed
+from tools.gpu_bundle import BundleError, BundleFile, BundleManifest
 
 
 def test_packages_of_the_machine_and_their_dependencies_are_left_out(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_manifest_lists_the_largest_first_and_survives_json(folder: Path) -> Non
         ("wheels/a.whl", 10),
     ]
     assert manifest.bytes == 40
-    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert BundleManifest.from_json(manifest.to_json()) == manifest
 
 
 def test_bundle_is_current_while_it_is_whole_and_made_of_the_same(folder: Path) -> None:
@@ -89,15 +89,15 @@ def test_key_changes_with_the_requested_pins() -> None:
 
 def test_bundle_that_is_too_large_is_refused_with_its_largest_files() -> None:
     files = tuple(
-        Packed(name, size << 20, "")
+        BundleFile(name, size << 20, "")
         for name, size in (("model", 50), ("torch", 9), ("b", 2), ("c", 1))
     )
     with pytest.raises(
         BundleError,
         match=r"62\.0 MiB, and 51 may travel with the tree\. Largest: model 50\.0 MiB",
     ):
-        gpu_bundle.check_size(Manifest("key", (), files), 51 << 20)
-    gpu_bundle.check_size(Manifest("key", (), files[1:]), 51 << 20)
+        gpu_bundle.check_size(BundleManifest("key", (), files), 51 << 20)
+    gpu_bundle.check_size(BundleManifest("key", (), files[1:]), 51 << 20)
     assert 8 << 20 < gpu_bundle.tree_bytes() < 16 << 20
 
 
@@ -153,4 +153,8 @@ def test_script_without_a_bundle_prints_advice(tmp_path: Path) -> None:
 
 def test_tree_ignores_bundle_and_results() -> None:
     assert "/.gpu/" in (ROOT / ".gitignore").read_text().splitlines()
-    assert json.loads(Manifest("k", (), ()).to_json()) == {"key": "k", "asked": [], "files": []}
+    assert json.loads(BundleManifest("k", (), ()).to_json()) == {
+        "key": "k",
+        "asked": [],
+        "files": [],
+    }

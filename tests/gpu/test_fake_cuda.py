@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 pytest.importorskip("triton")
 
 from libs.kernels.attention import paged_triton
-from libs.kernels.layout import Layout, upload
+from libs.kernels.layout import BatchLayout, upload
 from libs.kernels.rows.norms import rms_norm
 from libs.kernels.rows.segments import reduce
 from libs.kinds.generative import model as generative_models
@@ -32,7 +32,7 @@ from libs.models import (
     load_model,
 )
 from libs.models.images.loading import load_images
-from libs.models.interface.source import Source
+from libs.models.interface.source import LoadArguments
 from libs.models.interface.work import TextWork
 from tests.generation.served import write as write_served
 from tests.models.test_pending import arrays
@@ -40,7 +40,7 @@ from tests.parity import image_models
 from tests.parity.adapters import write_random_adapter
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.gliner_models import make_reference
-from tests.parity.test_image_models import images_of, vectors
+from tests.parity.test_image_models import prepare_images, vectors
 from tests.support.fake_cuda import DEVICE, FakeCuda, FakeCudaQueue, FakeCudaTensor, fake_cuda
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -115,7 +115,7 @@ def test_waits_for_the_device_are_counted() -> None:
         torch.tensor([1.0, 2.0], device=DEVICE)
         assert waits(device) == 1, "from memory that is not page-locked"
         upload([np.arange(3, dtype=np.int32)], DEVICE)
-        Layout.from_lengths((1, 2), (1, 2), DEVICE)
+        BatchLayout.from_lengths((1, 2), (1, 2), DEVICE)
         assert (x * 2).sum().shape == ()
         assert waits(device) == 0
 
@@ -124,7 +124,9 @@ def test_kernels_of_decode_steps_are_compiled_by_the_load(tmp_path: Path) -> Non
     """Each number of splits is another variant, which a request would otherwise wait for."""
     write_served("qwen3", tmp_path)
     with fake_cuda(computes=False) as device:
-        model = generative_models.load(Source(tmp_path, "random/generative", DEVICE, torch.float32))
+        model = generative_models.load(
+            LoadArguments(tmp_path, "random/generative", DEVICE, torch.float32)
+        )
         assert model.probe() > 0
         compiled = {named["SPLITS"] for name, named in device.launches if name == "_decode"}
         kv_heads = model._reader.language_model.kv_heads
@@ -209,8 +211,8 @@ def test_batch_with_adapters_gives_the_same_as_on_a_cpu(tmp_path: Path) -> None:
 def test_images_give_the_same_as_on_a_cpu(kind: str, tmp_path: Path) -> None:
     image_models.write_checkpoint(kind, tmp_path)
     model = load_images(tmp_path, dtype=torch.float32, device=CPU)
-    wanted = vectors(model, "image", images_of(model))
+    wanted = vectors(model, "image", prepare_images(model))
     with fake_cuda():
         model = load_images(tmp_path, dtype=torch.float32, device=DEVICE)
-        found = vectors(model, "image", images_of(model)).cpu()
+        found = vectors(model, "image", prepare_images(model)).cpu()
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.gpu.launches import CONFIGS, PUBLISHED, counts_of, encoder_of, launches
+from tests.gpu.launches import CONFIGS, PUBLISHED, build_encoder, count_kernels, launches
 from tests.support.triton_launches import _TRITON_MODULES
 
 # Kernels of a layer, and of the embeddings, angles and final norm around all layers.
@@ -36,11 +36,11 @@ BUDGETS = {
 
 @pytest.mark.parametrize("kind", BUDGETS)
 def test_no_family_launches_more_than_its_budget(kind: str) -> None:
-    total, a_layer = counts_of(kind, 2)
+    total, a_layer = count_kernels(kind, 2)
     budget, rest = BUDGETS[kind]
     assert a_layer.total() <= budget, dict(a_layer)
     assert total - 2 * a_layer.total() <= rest, dict(
-        launches(encoder_of(kind, 2, CONFIGS.get(kind)))
+        launches(build_encoder(kind, 2, CONFIGS.get(kind)))
     )
 
 
@@ -54,7 +54,7 @@ def test_no_family_launches_more_than_its_budget(kind: str) -> None:
     ],
 )
 def test_published_models_have_the_documented_launches(model: str, budget: int) -> None:
-    total, _ = counts_of(*PUBLISHED[model])
+    total, _ = count_kernels(*PUBLISHED[model])
     assert total == budget
     assert f"| {budget} |" in next(
         line
@@ -65,13 +65,13 @@ def test_published_models_have_the_documented_launches(model: str, budget: int) 
 
 def test_one_row_a_sequence_needs_few_more() -> None:
     """The rows of the last layer's queries and residual are chosen."""
-    encoder = encoder_of("qwen3", 2, CONFIGS["qwen3"])
+    encoder = build_encoder("qwen3", 2, CONFIGS["qwen3"])
     assert launches(encoder, "last").total() <= launches(encoder).total() + 3
 
 
 def test_kernel_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The counter counts operators in place, copies of a residual, and Triton kernels."""
-    encoder = encoder_of("modernbert", 2)
+    encoder = build_encoder("modernbert", 2)
     linear = type(encoder.stack[0].attn.out)
     plain, add = launches(encoder), linear.add
     monkeypatch.setattr(
@@ -91,4 +91,4 @@ def test_every_module_with_kernels_is_recorded() -> None:
 
 
 def test_half_precision_is_counted() -> None:
-    assert encoder_of("bert", 1).dtype is torch.bfloat16
+    assert build_encoder("bert", 1).dtype is torch.bfloat16

@@ -16,8 +16,17 @@ import torch
 
 from benchmarks.gpu import __main__ as runner
 from benchmarks.gpu import published
-from benchmarks.gpu.context import PEAKS, Context, NotHere, open_context
-from benchmarks.gpu.report import NO_CUDA, ROOT, Report, Row, Target, faults, read, tree_name
+from benchmarks.gpu.context import PEAKS, NotHere, StepContext, open_context
+from benchmarks.gpu.report import (
+    NO_CUDA,
+    ROOT,
+    Row,
+    StepReport,
+    StepTarget,
+    faults,
+    read,
+    tree_name,
+)
 from benchmarks.gpu.steps import BY_NAME, STEPS, Step, kernels
 from benchmarks.gpu.steps.latency import query
 from benchmarks.models.families import PUBLISHED
@@ -25,7 +34,7 @@ from tests.parity.checkpoints import random_model
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Context:
+def context(tmp_path: Path) -> StepContext:
     return open_context("swap", "cpu", is_tiny=True, seconds=60, folder=tmp_path)
 
 
@@ -40,7 +49,7 @@ def test_names_of_steps_differ() -> None:
     assert len(STEPS) == len(BY_NAME)
 
 
-def test_measurements_are_written_immediately(context: Context, tmp_path: Path) -> None:
+def test_measurements_are_written_immediately(context: StepContext, tmp_path: Path) -> None:
     def fails() -> Row:
         raise RuntimeError("the driver is gone")
 
@@ -66,7 +75,7 @@ def test_measurements_are_written_immediately(context: Context, tmp_path: Path) 
     assert "4 rows, 1 failed, 2 skipped; 0 of 1 targets met" in report.line()
 
 
-def test_earlier_measurements_are_kept_and_time_ends(context: Context) -> None:
+def test_earlier_measurements_are_kept_and_time_ends(context: StepContext) -> None:
     context.kept = frozenset({"a"})
     context.measure("a", lambda: {"seconds": 1.0})
     assert context.report.rows == []
@@ -80,12 +89,15 @@ def test_earlier_measurements_are_kept_and_time_ends(context: Context) -> None:
 
 
 def test_targets() -> None:
-    assert [Target("t", 3, "x", value).met for value in (3.0, 2.9, None)] == [True, False, None]
-    assert [Target("t", 3, "x", value, at_most=True).met for value in (3.0, 3.1)] == [True, False]
+    assert [StepTarget("t", 3, "x", value).met for value in (3.0, 2.9, None)] == [True, False, None]
+    assert [StepTarget("t", 3, "x", value, at_most=True).met for value in (3.0, 3.1)] == [
+        True,
+        False,
+    ]
 
 
 def test_invalid_reports_are_named(tmp_path: Path) -> None:
-    reported = json.loads(Report("swap").to_json())
+    reported = json.loads(StepReport("swap").to_json())
     assert faults(reported) == []
     assert faults([]) == ["no object"]
     assert faults({**reported, "schema": 2}) == ["schema 2, not 1"]
@@ -120,9 +132,9 @@ def test_step_is_run_in_a_process_and_not_again(tmp_path: Path) -> None:
 def test_report_is_void_when_a_file_that_the_step_covers_changes(tmp_path: Path) -> None:
     options = runner.Options("cpu", is_tiny=True, again=False, out=tmp_path / "out", state=tmp_path)
     step = BY_NAME["swap"]
-    Report("swap", status="done", tree=tree_name(step.covers)).write(tmp_path)
+    StepReport("swap", status="done", tree=tree_name(step.covers)).write(tmp_path)
     assert runner.run_step(step, options, 0).status == "done"
-    Report("swap", status="done", tree="of other files").write(tmp_path)
+    StepReport("swap", status="done", tree="of other files").write(tmp_path)
     assert runner.run_step(step, options, 0).reason == "not begun: out of time"
 
 
@@ -166,7 +178,7 @@ def test_tests_that_need_a_gpu_are_named_as_they_are() -> None:
         assert f"def {name}" in (ROOT / path).read_text()
 
 
-def test_flops_of_a_forward(context: Context) -> None:
+def test_flops_of_a_forward(context: StepContext) -> None:
     shape = next(one for one in published.shapes(context) if one.name == "BERT-base")
     model = random_model(
         shape.kind,

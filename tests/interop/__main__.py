@@ -33,7 +33,7 @@ from services.edge.messages.vocabulary import read_vocabulary
 from services.edge.ports.prefix_app import PrefixApp
 from services.edge.ports.tei_grpc import serving_tei
 from services.edge.routers import Routers
-from services.edge.server import Limits, serving_http
+from services.edge.server import ServerLimits, serving_http
 from services.edge.settings import Settings as EdgeSettings
 from services.local.mesh import running
 from services.local.settings import MINILM, Settings, known_models
@@ -221,7 +221,9 @@ async def run(wanted: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
         await stack.enter_async_context(edge.running_batches())
 
         async def serve(application: Any) -> str:
-            server = serving_http(settings.address, application, Limits(), None, grace_seconds=1.0)
+            server = serving_http(
+                settings.address, application, ServerLimits(), None, grace_seconds=1.0
+            )
             return f"http://{(await stack.enter_async_context(server)).address}"
 
         tei = edge.tei_server(settings, MINILM)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from libs.kernels.attention.varlen import varlen_attention
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 
 # Queries and keys of each sequence: one token; runs that are viewed as one batch; long enough for
 # any block; a prefix computed elsewhere; only the last row; and queries that no token attends to
@@ -74,12 +74,12 @@ class Batch:
         )
 
     @property
-    def layout(self) -> Layout:
-        return Layout.from_lengths(
+    def layout(self) -> BatchLayout:
+        return BatchLayout.from_lengths(
             [own for own, _ in self.shapes], [seen for _, seen in self.shapes], self.q.device
         )
 
-    def attend(self, layout: Layout | None = None) -> Tensor:
+    def attend(self, layout: BatchLayout | None = None) -> Tensor:
         layout = self.layout if layout is None else layout
         return varlen_attention(
             self.q,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from libs.kernels.attention import disentangled_triton, paged_triton, varlen_triton
 from libs.kernels.attention.paged import PAGE
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 from libs.kernels.rows import fused_triton, rope_triton
 from libs.kernels.rows.rope import HeadNorms
 from tests.support.triton_launches import Launch, recorded_launches
@@ -41,7 +41,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 def attention() -> None:
     """T5, MPNet and ALiBi (a bias alone), Gemma 2 (soft-capped, causal, windowed), float32, all
     masks together, and the widest heads."""
-    layout = Layout.from_lengths((TOKENS,), (TOKENS,), "meta")
+    layout = BatchLayout.from_lengths((TOKENS,), (TOKENS,), "meta")
     sights = (
         (False, None, True, None),
         (True, None, False, 50.0),
@@ -144,7 +144,7 @@ def decode_steps() -> None:
 
 def distances() -> None:
     """Compile DeBERTa's kernel with scores by distance for buckets of 256."""
-    layout = Layout.from_lengths((TOKENS,), (TOKENS,), "meta")
+    layout = BatchLayout.from_lengths((TOKENS,), (TOKENS,), "meta")
     for dtype, size in product((torch.bfloat16, torch.float32), (64, 80, 256)):
         q, k, v = meta(TOKENS, 36, size, dtype=dtype).split(12, 1)
         scores, table = meta(12, TOKENS, 512, dtype=dtype), meta(1023, dtype=torch.int32)

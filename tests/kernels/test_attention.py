@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from libs.kernels.attention import dense, varlen
-from libs.kernels.layout import Run, runs
+from libs.kernels.layout import SequenceRun, runs
 from libs.kernels.native.library import SETS
 from tests.kernels.batches import SHAPES, Batch, error
 from tests.kernels.largest import Largest
@@ -50,9 +50,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_runs_are_of_equal_neighbours() -> None:
     assert runs([3, 3, 5, 3], [3, 3, 5, 4]) == (
-        Run(0, 0, 2, 3, 3),
-        Run(6, 6, 1, 5, 5),
-        Run(11, 11, 1, 3, 4),
+        SequenceRun(0, 0, 2, 3, 3),
+        SequenceRun(6, 6, 1, 5, 5),
+        SequenceRun(11, 11, 1, 3, 4),
     )
     assert runs([], []) == ()
 

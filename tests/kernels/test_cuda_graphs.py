@@ -44,7 +44,7 @@ BUCKET = Bucket(64, 4, 64)
 BATCHES = ((12,), (1, 4, 9), (60, 2, 1), (16, 16, 16, 16), (12,))
 
 
-def encoder_of(directory: Path, dtype: torch.dtype) -> PackedEncoder:
+def load_encoder(directory: Path, dtype: torch.dtype) -> PackedEncoder:
     write_checkpoint("modernbert", directory, hidden=256, heads=4, layers=4)
     config = json.loads((directory / "config.json").read_text())
     return build_encoder(
@@ -57,11 +57,11 @@ def sequences(*lengths: int) -> list[InputSequence]:
     return [InputSequence(rng.integers(5, 300, length, dtype=np.int32)) for length in lengths]
 
 
-def forward_of(encoder: PackedEncoder, buffer: Tensor, bucket: Bucket = BUCKET) -> Tensor:
+def run_forward(encoder: PackedEncoder, buffer: Tensor, bucket: Bucket = BUCKET) -> Tensor:
     return encoder.forward(whole_batch(buffer, bucket, typed=False))
 
 
-def model_of(directory: Path, pooling: Pooling) -> PackedModel:
+def build_model(directory: Path, pooling: Pooling) -> PackedModel:
     write_checkpoint(
         "modernbert",
         directory,
@@ -96,7 +96,7 @@ class Memory:
 def captured(
     encoder: PackedEncoder, capture: CudaCapture | None = None, bucket: Bucket = BUCKET
 ) -> CudaGraph:
-    forward = partial(forward_of, encoder, bucket=bucket)
+    forward = partial(run_forward, encoder, bucket=bucket)
     graph = (capture or CudaCapture(DEVICE)).capture(forward, filled(bucket, sequences(5)))
     assert graph is not None
     return graph
@@ -119,20 +119,20 @@ def assert_equal_to_eager(
 
 
 def waits(encoder: PackedEncoder, buffer: Tensor) -> Tensor:
-    hidden = forward_of(encoder, buffer)
+    hidden = run_forward(encoder, buffer)
     hidden.sum().item()  # a wait for the device, which no graph can have
     return hidden
 
 
 def raises(encoder: PackedEncoder, buffer: Tensor) -> Tensor:
-    hidden = forward_of(encoder, buffer)
+    hidden = run_forward(encoder, buffer)
     if torch.cuda.is_current_stream_capturing():
         raise ValueError("within the capture")
     return hidden
 
 
 def lacks_memory(encoder: PackedEncoder, buffer: Tensor) -> Tensor:
-    hidden = forward_of(encoder, buffer)
+    hidden = run_forward(encoder, buffer)
     if torch.cuda.is_current_stream_capturing():
         torch.empty(1 << 42, dtype=torch.uint8, device=buffer.device)
     return hidden
@@ -154,7 +154,7 @@ def fail(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_graph_answers_as_the_encoder_does(tmp_path: Path, dtype: torch.dtype) -> None:
-    encoder = encoder_of(tmp_path, dtype)
+    encoder = load_encoder(tmp_path, dtype)
     before = torch.cuda.current_stream()
     graph = captured(encoder)
     assert torch.cuda.current_stream() == before
@@ -164,7 +164,7 @@ def test_graph_answers_as_the_encoder_does(tmp_path: Path, dtype: torch.dtype) -
 @torch.inference_mode()
 def test_graphs_of_one_pool_answer_in_any_order(tmp_path: Path) -> None:
     """They share the memory of their activations."""
-    encoder, capture = encoder_of(tmp_path, torch.bfloat16), CudaCapture(DEVICE)
+    encoder, capture = load_encoder(tmp_path, torch.bfloat16), CudaCapture(DEVICE)
     buckets = [Bucket(tokens, 8, min(tokens, 512)) for tokens in (2048, 1024, 512, 128)]
     graphs = [captured(encoder, capture, bucket) for bucket in buckets]
     for number in (3, 0, 2, 1, 0, 3):
@@ -176,7 +176,7 @@ def test_replays_without_a_wait_between_them(tmp_path: Path) -> None:
     """Inputs are copied on a separate stream, but never before the previous replay has read its
     inputs.
     """
-    encoder = encoder_of(tmp_path, torch.float32)
+    encoder = load_encoder(tmp_path, torch.float32)
     graph = captured(encoder)
     batches = [sequences(number % 50 + 1) for number in range(200)]
     found = [replayed(graph, batch).clone() for batch in batches]
@@ -188,7 +188,7 @@ def test_replays_without_a_wait_between_them(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_two_answers_may_be_on_their_way_to_the_host(tmp_path: Path) -> None:
-    graph = captured(encoder_of(tmp_path, torch.float32))
+    graph = captured(load_encoder(tmp_path, torch.float32))
     graph.start_copy().wait()
     batches = [sequences(number + 1) for number in range(20)]
     wanted = [replayed(graph, batch).float().cpu() for batch in batches]
@@ -206,7 +206,7 @@ def test_two_answers_may_be_on_their_way_to_the_host(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_replay_and_its_copy_do_not_wait_for_the_device(tmp_path: Path) -> None:
-    graph = captured(encoder_of(tmp_path, torch.float32))
+    graph = captured(load_encoder(tmp_path, torch.float32))
     replayed(graph, sequences(5))
     graph.start_copy().wait()
     with no_synchronization():
@@ -220,7 +220,7 @@ def test_replay_and_its_copy_do_not_wait_for_the_device(tmp_path: Path) -> None:
 )
 def test_vectors_of_a_model_are_computed_by_its_graphs(tmp_path: Path, pooling: Pooling) -> None:
     """The whole way: expected shapes are captured after the load, with the head, and checked."""
-    model = model_of(tmp_path, pooling)
+    model = build_model(tmp_path, pooling)
     batches = [
         sequences(12),
         sequences(20),
@@ -249,7 +249,7 @@ def test_vectors_of_a_model_are_computed_by_its_graphs(tmp_path: Path, pooling: 
 
 @torch.inference_mode()
 def test_dropped_graphs_give_their_memory_back(tmp_path: Path) -> None:
-    encoder = encoder_of(tmp_path, torch.bfloat16)
+    encoder = load_encoder(tmp_path, torch.bfloat16)
     warm = CudaCapture(DEVICE)
     kept = [captured(encoder, warm) for _ in range(3)]  # warms up all that stays
     warm.drop()
@@ -269,7 +269,7 @@ def test_dropped_graphs_give_their_memory_back(tmp_path: Path) -> None:
 @torch.inference_mode()
 def test_forgotten_capture_gives_its_memory_back(tmp_path: Path) -> None:
     """Delete the graphs of a model without dropping them first."""
-    encoder = encoder_of(tmp_path, torch.bfloat16)
+    encoder = load_encoder(tmp_path, torch.bfloat16)
     captured(encoder)
     gc.collect()
     torch.cuda.empty_cache()
@@ -283,7 +283,7 @@ def test_forgotten_capture_gives_its_memory_back(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_smaller_graphs_fit_into_the_memory_of_the_largest(tmp_path: Path) -> None:
-    encoder, capture = encoder_of(tmp_path, torch.bfloat16), CudaCapture(DEVICE)
+    encoder, capture = load_encoder(tmp_path, torch.bfloat16), CudaCapture(DEVICE)
     largest = captured(encoder, capture, Bucket(2048, 8, 512))
     others = [captured(encoder, capture, Bucket(tokens, 8, tokens)) for tokens in (512, 128, 64)]
     assert sum(graph.bytes for graph in others) < largest.bytes
@@ -291,7 +291,7 @@ def test_smaller_graphs_fit_into_the_memory_of_the_largest(tmp_path: Path) -> No
 
 @torch.inference_mode()
 def test_graph_dropped_alone_leaves_the_others_usable(tmp_path: Path) -> None:
-    encoder, capture = encoder_of(tmp_path, torch.bfloat16), CudaCapture(DEVICE)
+    encoder, capture = load_encoder(tmp_path, torch.bfloat16), CudaCapture(DEVICE)
     first, second = (captured(encoder, capture) for _ in range(2))
     first.drop()
     torch.cuda.empty_cache()
@@ -307,7 +307,7 @@ def test_graph_dropped_alone_leaves_the_others_usable(tmp_path: Path) -> None:
 def test_capture_that_fails_leaves_the_device_as_it_was(
     tmp_path: Path, forward: Callable[[PackedEncoder, Tensor], Tensor]
 ) -> None:
-    encoder, capture = encoder_of(tmp_path, torch.bfloat16), CudaCapture(DEVICE)
+    encoder, capture = load_encoder(tmp_path, torch.bfloat16), CudaCapture(DEVICE)
     before = torch.cuda.current_stream()
     captured(encoder, capture)
     fail(encoder, forward, capture)
@@ -320,7 +320,7 @@ def test_capture_that_fails_leaves_the_device_as_it_was(
 
 @torch.inference_mode()
 def test_failed_captures_keep_no_memory(tmp_path: Path) -> None:
-    encoder, capture = encoder_of(tmp_path, torch.bfloat16), CudaCapture(DEVICE)
+    encoder, capture = load_encoder(tmp_path, torch.bfloat16), CudaCapture(DEVICE)
     reserved = []
     for forward in FAILURES * 3:
         fail(encoder, forward, capture)
@@ -332,7 +332,7 @@ def test_failed_captures_keep_no_memory(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_failed_capture_harms_no_other_models_graphs(tmp_path: Path) -> None:
-    encoder = encoder_of(tmp_path, torch.bfloat16)
+    encoder = load_encoder(tmp_path, torch.bfloat16)
     other = captured(encoder)
     for forward in FAILURES:
         fail(encoder, forward, CudaCapture(DEVICE))
@@ -370,7 +370,7 @@ def test_captures_next_to_other_threads(tmp_path: Path, other: Callable[[], obje
     """Adapters and outputs use the device without a lock; loads and trims wait for a capture, which
     does not start during them.
     """
-    encoder = encoder_of(tmp_path, torch.bfloat16)
+    encoder = load_encoder(tmp_path, torch.bfloat16)
     stop, errors = threading.Event(), []
 
     def work() -> None:
@@ -388,7 +388,7 @@ def test_captures_next_to_other_threads(tmp_path: Path, other: Callable[[], obje
         graphs: list[CudaGraph] = []
         ends = time.monotonic() + 10
         while len(graphs) < 10 and time.monotonic() < ends:
-            graph = capture.capture(partial(forward_of, encoder), filled(BUCKET, sequences(5)))
+            graph = capture.capture(partial(run_forward, encoder), filled(BUCKET, sequences(5)))
             graphs += [] if graph is None else [graph]
     finally:
         stop.set()

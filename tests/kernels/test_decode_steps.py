@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from libs.kernels.attention import paged_triton
-from libs.models.generation import DecodeLoop, LanguageModel, Request, load_language_model
+from libs.models.generation import DecodeLoop, LanguageModel, SequenceRequest, load_language_model
 from libs.models.generation.decoding.graphs import SEQUENCES
 from libs.models.generation.decoding.rules import Ids
 from libs.models.generation.decoding.steps import StepForward, StepRow, StepShape
@@ -56,7 +56,9 @@ def prompts() -> list[Ids]:
 
 def texts(loop: DecodeLoop, asked: Sequence[Ids]) -> list[list[int]]:
     """Sequences that end one after the other, so that steps have 1 to 6 of them."""
-    added = [loop.add(Request(ids, most=TOKENS - 5 * number)) for number, ids in enumerate(asked)]
+    added = [
+        loop.add(SequenceRequest(ids, most=TOKENS - 5 * number)) for number, ids in enumerate(asked)
+    ]
     found: dict[int, list[int]] = {id(each): [] for each in added}
     while loop.sequences:
         for written in loop.step():

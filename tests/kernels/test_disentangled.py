@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 from libs.models.text.families.bert.deberta import Distances
 from tests.support.device import no_synchronization
 
@@ -81,12 +81,12 @@ class Inputs:
         p2c = random(HEADS, keys, distances.embeddings) if "p2c" in kinds else None
         return Inputs(shapes, distances, q, k, v[:, HEADS:], c2p, p2c, 1 / math.sqrt(3 * size))
 
-    def layout(self) -> Layout:
-        return Layout.from_lengths(
+    def layout(self) -> BatchLayout:
+        return BatchLayout.from_lengths(
             [own for own, _ in self.shapes], [seen for _, seen in self.shapes], DEVICE
         )
 
-    def by_triton(self, layout: Layout | None = None, first: int = 0) -> Tensor:
+    def by_triton(self, layout: BatchLayout | None = None, first: int = 0) -> Tensor:
         """`first`: leave out the rows before it, and as many at the end."""
         module = importlib.import_module("libs.kernels.attention.disentangled_triton")
         last = self.distances.embeddings - first
@@ -179,7 +179,7 @@ def test_sequences_without_tokens_are_passed_over() -> None:
     """Nothing is written for them or around them."""
     inputs = Inputs.create(((2, 2), (3, 3)), DISTANCES["exact"])
     cu = torch.tensor((0, 2, 2, 5, 5), dtype=torch.int32, device=DEVICE)
-    got = inputs.by_triton(Layout(cu, cu, 40, 40, ()))
+    got = inputs.by_triton(BatchLayout(cu, cu, 40, 40, ()))
     assert error(got, inputs.defined()) < 1e-5
 
 

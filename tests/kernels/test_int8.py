@@ -15,7 +15,7 @@ from torch import Tensor
 
 from libs.kernels.linear import int8
 from libs.kernels.linear.int8 import Int8Weight, TorchInt8, Way, quantise_rows
-from libs.kernels.linear.lora import Delta, LowRank, Rows
+from libs.kernels.linear.lora import AdapterRows, LoraUpdates, LowRank
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.native import int8 as native_int8
 from libs.kernels.native import library as loading
@@ -187,8 +187,8 @@ class TestPackedLinear:
             assert F.cosine_similarity(small.forward(x), wanted).min() > 0.999
 
     def test_adapters_are_added_in_their_own_type(self) -> None:
-        rows = Rows.from_adapters([None, 0], [7, 10])
-        delta = Delta(rows, {0: LowRank(numbers(4, 96), numbers(4, 64))})
+        rows = AdapterRows.from_adapters([None, 0], [7, 10])
+        delta = LoraUpdates(rows, {0: LowRank(numbers(4, 96), numbers(4, 64))})
         x, residual = numbers(17, 96), numbers(17, 64)
         for gelu in (False, True):
             plain, small = self.pair(gelu)

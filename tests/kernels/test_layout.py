@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from libs.kernels.layout import Layout, upload
+from libs.kernels.layout import BatchLayout, upload
 from libs.models.interface.packed import Packed
 from tests.support.device import no_synchronization
 
@@ -17,10 +17,10 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
 
 
 def test_equal_queries_and_keys_share_their_ends() -> None:
-    layout = Layout.from_lengths((1, 3), [1, 3])
+    layout = BatchLayout.from_lengths((1, 3), [1, 3])
     assert layout.cu_queries is layout.cu_keys
     assert layout.cu_queries.tolist() == [0, 1, 4]
-    other = Layout.from_lengths((1, 3), (2, 3))
+    other = BatchLayout.from_lengths((1, 3), (2, 3))
     assert (other.cu_queries.tolist(), other.cu_keys.tolist(), other.max_keys) == (
         [0, 1, 4],
         [0, 2, 5],

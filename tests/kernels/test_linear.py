@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from libs.kernels.linear.lora import Delta, Rows
+from libs.kernels.linear.lora import AdapterRows, LoraUpdates
 from libs.kernels.linear.packed import PackedLinear, prepacking_works
 from tests.support.fake_cuda import DEVICE, fake_cuda
 
@@ -104,7 +104,7 @@ def test_gelu_by_tanh_is_part_of_a_product_on_cuda_only() -> None:
         assert got is not None
         assert error(got.cpu(), wanted.cpu().double()) < 0.02
         assert linear.gelu_tanh(x.float()) is None
-        linear.delta = Delta(Rows({}), {})
+        linear.delta = LoraUpdates(AdapterRows({}), {})
         assert linear.gelu_tanh(x) is None
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.kernels.linear.lora import Delta, LowRank, Rows, add_masked, add_sliced
+from libs.kernels.linear.lora import AdapterRows, LoraUpdates, LowRank, add_masked, add_sliced
 from libs.kernels.linear.packed import PackedLinear
 
 # Sequences of adapters 0, 1 and 2, one of which has no part in the layer, and of none (None), as
@@ -46,7 +46,7 @@ def test_both_ways_are_the_plain_formula_for_tokens_and_for_one_row_a_sequence(
     generator = torch.Generator().manual_seed(0)
     adapters = parts(generator)
     lengths = (1,) * len(LENGTHS) if one_row_each else LENGTHS
-    rows = Rows.from_adapters(ADAPTERS, LENGTHS)
+    rows = AdapterRows.from_adapters(ADAPTERS, LENGTHS)
     x = torch.randn(sum(lengths), 24, generator=generator)
     y = torch.randn(sum(lengths), 40, generator=generator)
     of_row = [
@@ -57,33 +57,33 @@ def test_both_ways_are_the_plain_formula_for_tokens_and_for_one_row_a_sequence(
     torch.testing.assert_close(add_sliced(y.clone(), x, segments, adapters), wanted)
     torch.testing.assert_close(add_masked(y.clone(), x, segments, adapters, rows.memo), wanted)
     untouched = [row for row, number in enumerate(of_row) if number not in RANKS]
-    assert torch.equal(Delta(rows, adapters).add_to(y.clone(), x)[untouched], y[untouched])
+    assert torch.equal(LoraUpdates(rows, adapters).add_to(y.clone(), x)[untouched], y[untouched])
 
 
 def test_adapter_may_be_wider_than_the_batch() -> None:
     generator = torch.Generator().manual_seed(0)
-    rows, adapters = Rows.from_adapters((0,), (4,)), parts(generator)
+    rows, adapters = AdapterRows.from_adapters((0,), (4,)), parts(generator)
     x = torch.randn(4, 24, generator=generator).bfloat16()
     y = torch.zeros(4, 40, dtype=torch.bfloat16)
     torch.testing.assert_close(
-        Delta(rows, adapters).add_to(y.clone(), x), expected(y, x, [0] * 4, adapters)
+        LoraUpdates(rows, adapters).add_to(y.clone(), x), expected(y, x, [0] * 4, adapters)
     )
 
 
 def test_nothing_is_asked_of_the_device() -> None:
     """Reading a value raises on the meta device: tensors have no values there."""
-    rows = Rows.from_adapters(ADAPTERS, LENGTHS)
+    rows = AdapterRows.from_adapters(ADAPTERS, LENGTHS)
     with torch.device("meta"):
         adapters = {
             number: LowRank(torch.empty(rank, 24), torch.empty(rank, 40))
             for number, rank in RANKS.items()
         }
         x, y = torch.empty(21, 24), torch.empty(21, 40)
-    assert Delta(rows, adapters).add_to(y, x).shape == (21, 40)
+    assert LoraUpdates(rows, adapters).add_to(y, x).shape == (21, 40)
 
 
 def test_range_is_cut_where_the_adapter_changes() -> None:
-    rows = Rows.from_adapters(ADAPTERS, LENGTHS)
+    rows = AdapterRows.from_adapters(ADAPTERS, LENGTHS)
     assert list(rows.within(21, 0, 21)) == [
         (0, 3, None),
         (3, 8, 0),
@@ -93,7 +93,7 @@ def test_range_is_cut_where_the_adapter_changes() -> None:
     ]
     assert list(rows.within(21, 2, 5)) == [(2, 3, None), (3, 5, 0)]
     assert list(rows.within(6, 1, 4)) == [(1, 3, 0), (3, 4, 1)]
-    assert list(Rows.from_adapters((None, None), (2, 3)).within(5, 1, 4)) == [(1, 4, None)]
+    assert list(AdapterRows.from_adapters((None, None), (2, 3)).within(5, 1, 4)) == [(1, 4, None)]
 
 
 @pytest.mark.parametrize("prepared", [False, True])
@@ -102,7 +102,7 @@ def test_linear_adds_before_its_activation_and_next_to_the_residual(
     bias: bool, prepared: bool
 ) -> None:
     generator = torch.Generator().manual_seed(0)
-    adapters, rows = parts(generator), Rows.from_adapters((0, 2), (3, 4))
+    adapters, rows = parts(generator), AdapterRows.from_adapters((0, 2), (3, 4))
     x, residual = torch.randn(7, 24, generator=generator), torch.randn(7, 40, generator=generator)
     linears = [PackedLinear(24, 40, bias=bias), PackedLinear(24, 40, bias=bias, activation="gelu")]
     for linear in linears:
@@ -119,7 +119,7 @@ def test_linear_adds_before_its_activation_and_next_to_the_residual(
         wanted = torch.nn.functional.gelu(wanted) if linear.activation == "gelu" else wanted
         if prepared:
             linear.prepare()
-        linear.delta = Delta(rows, adapters)
+        linear.delta = LoraUpdates(rows, adapters)
         torch.testing.assert_close(linear.forward(x), wanted)
         torch.testing.assert_close(linear.add(x, residual), wanted + residual)
 
@@ -148,7 +148,9 @@ def test_gain_scales_the_layers_own_result_and_neither_bias_nor_residual(
     wanted = torch.nn.functional.gelu(wanted) if activation == "gelu" else wanted
     if prepared:
         linear.prepare()
-    linear.delta = Delta(Rows.from_adapters((0, 2, None), (3, 4, 2)), {0: scaled, 2: plain[2]})
+    linear.delta = LoraUpdates(
+        AdapterRows.from_adapters((0, 2, None), (3, 4, 2)), {0: scaled, 2: plain[2]}
+    )
     torch.testing.assert_close(linear.forward(x), wanted)
     torch.testing.assert_close(linear.add(x, residual), wanted + residual)
 
@@ -159,5 +161,5 @@ def test_table_adds_to_the_rows_of_each_adapter() -> None:
     part = LowRank(torch.randn(30, 3, generator=generator), torch.randn(3, 16, generator=generator))
     wanted = table[numbers]
     wanted[1:3] += (part.a @ part.b)[numbers[1:3]]
-    delta = Delta(Rows.from_adapters((None, 0, 1), (1, 2, 2)), {0: part})
+    delta = LoraUpdates(AdapterRows.from_adapters((None, 0, 1), (1, 2, 2)), {0: part})
     torch.testing.assert_close(delta.add_rows_to(table[numbers], numbers), wanted)

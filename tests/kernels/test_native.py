@@ -19,7 +19,7 @@ from torch import Tensor
 
 from libs.kernels import native
 from libs.kernels.attention import dense
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 from libs.kernels.native import attention, build, trial
 from libs.kernels.native import library as loading
 from libs.kernels.native.library import SETS, Native
@@ -199,7 +199,7 @@ def test_batch_with_changed_biases() -> None:
 def test_unsupported_inputs_are_left_to_torch(library: Path) -> None:
     chosen = loading.load(library, "avx2")
 
-    def takes(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> bool:
+    def takes(q: Tensor, k: Tensor, v: Tensor, layout: BatchLayout) -> bool:
         return attention.attend_with(chosen, q, k, v, layout, 0.3, False, None, None) is not None
 
     batch = Batch.create((2, 2, 16))

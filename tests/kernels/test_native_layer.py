@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from libs.kernels.linear.lora import Delta
+from libs.kernels.linear.lora import LoraUpdates
 from libs.kernels.linear.packed import PackedLinear, prepacking_works
 from libs.kernels.native import layer, library, panels
 from libs.models import PackedModel, load_model
@@ -74,7 +74,7 @@ def encoder_of(model: PackedModel) -> PackedEncoder:
     return model.backbones[0].encoder
 
 
-def batch_of(lengths: tuple[int, ...]) -> Packed:
+def make_batch(lengths: tuple[int, ...]) -> Packed:
     rng = np.random.default_rng(sum(lengths))
     return Packed.from_sequences(
         [rng.integers(5, 200, length, dtype=np.int32) for length in lengths]
@@ -142,10 +142,10 @@ def test_errors_are_no_larger_than_torchs(
         ours, theirs = [], []
         for lengths in LENGTHS:
             counted.layers = 0
-            wanted = by_torch(exact, batch_of(lengths), rows)
-            ours.append(error(encoder.forward(batch_of(lengths), rows), wanted))
+            wanted = by_torch(exact, make_batch(lengths), rows)
+            ours.append(error(encoder.forward(make_batch(lengths), rows), wanted))
             assert counted.layers == 3
-            theirs.append(error(by_torch(encoder, batch_of(lengths), rows), wanted))
+            theirs.append(error(by_torch(encoder, make_batch(lengths), rows), wanted))
         assert np.mean(ours) < (1.15 * np.mean(theirs) if dtype is torch.bfloat16 else 1e-5)
 
 
@@ -155,9 +155,9 @@ def test_every_activation(
 ) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype, {"hidden_act": activation}))
     counted = Counted(monkeypatch)
-    got = encoder.forward(batch_of((3, 9)))
+    got = encoder.forward(make_batch((3, 9)))
     assert counted.layers == 3
-    assert error(got, by_torch(encoder, batch_of((3, 9)))) < BOUNDS[dtype]
+    assert error(got, by_torch(encoder, make_batch((3, 9)))) < BOUNDS[dtype]
 
 
 @pytest.mark.parametrize("lengths", [(5, 11, 30), (300,), (1,) * 100 + (170, 210), (130,) * 9])
@@ -173,8 +173,8 @@ def test_threads_compute_the_same(
         for threads in (1, 2, 3, 5, 8):
             torch.set_num_threads(threads)
             found += [
-                encoder.forward(batch_of(lengths)),
-                encoder.forward(batch_of(lengths), "last"),
+                encoder.forward(make_batch(lengths)),
+                encoder.forward(make_batch(lengths), "last"),
             ]
     finally:
         torch.set_num_threads(before)
@@ -242,14 +242,14 @@ def test_counted_forwards_and_adapters_use_torch(
     encoder = encoder_of(loaded("bert", tmp_path, dtype))
     counted = Counted(monkeypatch)
     with Largest() as largest:
-        encoder.forward(batch_of((9,)))
+        encoder.forward(make_batch((9,)))
     assert counted.layers == 0, "the memory it holds is to be counted"
     assert largest.numbers > 0
     one = encoder.stack[1]
     assert isinstance(one, Layer)
-    one.attn.out.delta = Delta(cast(Any, None), {})
-    monkeypatch.setattr(Delta, "add_to", lambda self, y, x: y)
-    encoder.forward(batch_of((9,)))
+    one.attn.out.delta = LoraUpdates(cast(Any, None), {})
+    monkeypatch.setattr(LoraUpdates, "add_to", lambda self, y, x: y)
+    encoder.forward(make_batch((9,)))
     assert counted.layers == 2
     one.attn.out.delta = None
     keys = Packed.from_sequences([np.full(4, 5, np.int32)] * 2, seen=[2, 0])
@@ -261,9 +261,9 @@ def test_model_that_began_without_the_library_uses_it_later(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype))
-    by_torch(encoder, batch_of((9,)))
+    by_torch(encoder, make_batch((9,)))
     counted = Counted(monkeypatch)
-    encoder.forward(batch_of((9,)))
+    encoder.forward(make_batch((9,)))
     assert counted.layers == 3
 
 
@@ -271,11 +271,11 @@ def test_memory_that_runs_out_leaves_it_to_torch(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype))
-    wanted, good = encoder.forward(batch_of((9,))), library.native()
+    wanted, good = encoder.forward(make_batch((9,))), library.native()
     assert good is not None
     bad = library.Native(good.instructions, good.attention, lambda packed, kind: 1, good.rows)
     monkeypatch.setattr(library, "choice", lambda: bad)
-    assert error(encoder.forward(batch_of((9,))), wanted) < BOUNDS[dtype]
+    assert error(encoder.forward(make_batch((9,))), wanted) < BOUNDS[dtype]
 
 
 @pytest.mark.parametrize("size", [(64, 64), (2, 3), (65, 40), (200, 17), (300, 96)])

@@ -13,7 +13,7 @@ from torch import Tensor
 from libs.kernels.attention import paged
 from libs.kernels.attention.paged import PAGE, PagedLayout, empty_pages, pages_for
 from libs.kernels.attention.varlen import varlen_attention
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 from libs.kernels.native.library import SETS
 from tests.kernels.ways import use_dense, use_native
 
@@ -95,7 +95,7 @@ def test_equals_attention_over_rows(
         q.float(),
         keys.float(),
         values.float(),
-        Layout.from_lengths(ROWS, KEYS),
+        BatchLayout.from_lengths(ROWS, KEYS),
         scale=0.2,
         causal=causal,
         window=window,
@@ -118,7 +118,7 @@ def test_queries_without_keys_see_the_stored_keys() -> None:
     )  # fmt: skip
     torch.testing.assert_close(
         found,
-        varlen_attention(q, k, v, Layout.from_lengths([3], [40]), scale=0.25),
+        varlen_attention(q, k, v, BatchLayout.from_lengths([3], [40]), scale=0.25),
         rtol=1e-5,
         atol=1e-5,
     )

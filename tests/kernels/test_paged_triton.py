@@ -15,7 +15,7 @@ from torch import Tensor
 from libs.kernels.attention import paged
 from libs.kernels.attention.paged import PagedLayout, Pages, empty_pages, pages_for
 from libs.kernels.attention.varlen import varlen_attention
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 from tests.kernels.ways import use_dense
 from tests.support.device import no_synchronization
 
@@ -142,7 +142,7 @@ def check(
         case.q.float(),
         case.every_k.float(),
         case.every_v.float(),
-        Layout.from_lengths(case.where.queries, case.where.keys, case.q.device),
+        BatchLayout.from_lengths(case.where.queries, case.where.keys, case.q.device),
         **sight,
     )
     torch.testing.assert_close(found.float(), wanted, rtol=bound, atol=bound)
@@ -170,7 +170,7 @@ def test_sequences_without_keys_get_zeros_and_store_nothing() -> None:
         case.q,
         case.every_k,
         case.every_v,
-        Layout.from_lengths((1, 1), (40, 7)),
+        BatchLayout.from_lengths((1, 1), (40, 7)),
         scale=0.2,
         causal=True,
     )
@@ -192,7 +192,7 @@ def test_queries_without_keys_see_the_stored_keys() -> None:
     paged._store(k, v, memory, PagedLayout.from_lengths([40, 33], pages, rows=[40, 33]))
     where = PagedLayout.from_lengths([40, 33], pages, rows=[0, 0], queries=[1, 1])
     found = paged.attend(q, None, None, memory, where, scale=0.25, causal=False)
-    wanted = varlen_attention(q, k, v, Layout.from_lengths([1, 1], [40, 33]), scale=0.25)
+    wanted = varlen_attention(q, k, v, BatchLayout.from_lengths([1, 1], [40, 33]), scale=0.25)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -207,7 +207,7 @@ def test_prefill_takes_the_path_of_gathered_pages(monkeypatch: pytest.MonkeyPatc
         where = PagedLayout.from_lengths([40], [[1, 0]], rows=[rows], queries=[queries])
         found = paged.attend(k[-queries:], k, v, memory, where, scale=0.25)
         wanted = varlen_attention(
-            k[-queries:], k, v, Layout.from_lengths([queries], [40]), scale=0.25, causal=True
+            k[-queries:], k, v, BatchLayout.from_lengths([queries], [40]), scale=0.25, causal=True
         )
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 

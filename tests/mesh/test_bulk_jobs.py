@@ -11,7 +11,7 @@ import pyarrow
 import shoal
 from pyarrow import parquet
 
-from tests.bulk.jobs import manifest_of, parts, table
+from tests.bulk.jobs import parts, read_manifest, table
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.cluster import Cluster
 from tests.support.waiting import wait_until
@@ -52,5 +52,5 @@ def test_job_survives_kills_of_worker_router_and_itself(tmp_path: Path) -> None:
     found = table(out)
     assert found["row"].to_pylist() == list(range(ROWS))
     assert found["error"].null_count == ROWS
-    assert manifest_of(out).embedding_id == expected.embedding_id
+    assert read_manifest(out).embedding_id == expected.embedding_id
     np.testing.assert_allclose(np.array(found["dense"].to_pylist()), expected.dense, atol=1e-5)

@@ -69,13 +69,13 @@ def client(cluster: Cluster) -> Iterator[shoal.Client]:
         yield connected
 
 
-def id_of(client: shoal.Client, model: str = BASE, **options: Any) -> str:
+def read_embedding_id(client: shoal.Client, model: str = BASE, **options: Any) -> str:
     return client.encode(model, TEXTS, timeout=120, **options).embedding_id
 
 
 @pytest.fixture(scope="module")
 def plain(client: shoal.Client) -> str:
-    return id_of(client)
+    return read_embedding_id(client)
 
 
 def test_id_names_the_number_format(plain: str) -> None:
@@ -86,25 +86,27 @@ def test_every_worker_gives_the_same_id_also_after_a_restart(
     cluster: Cluster, client: shoal.Client, plain: str
 ) -> None:
     with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(lambda _: id_of(client), range(32))) == {plain}
+        assert set(pool.map(lambda _: read_embedding_id(client), range(32))) == {plain}
     for name in cluster.workers:
         cluster.kill(name)
         cluster.start(name)
-        assert id_of(client) == plain
+        assert read_embedding_id(client) == plain
 
 
 def test_directory_with_the_same_files_gives_the_same_id(client: shoal.Client, plain: str) -> None:
-    assert id_of(client, SAME) == plain
+    assert read_embedding_id(client, SAME) == plain
 
 
 def test_options_that_change_no_number_keep_the_id(client: shoal.Client, plain: str) -> None:
-    assert id_of(client, role="document") == plain
-    assert id_of(client, dimensions=SIZE) == plain
-    assert id_of(client, normalize=True) == plain
-    assert id_of(client, truncation="none") == plain
-    assert id_of(client, data_type="float16") == plain
-    assert id_of(client, chunking=shoal.Chunking()) == plain
-    assert id_of(client, role="query") == id_of(client, instruction="find: ")
+    assert read_embedding_id(client, role="document") == plain
+    assert read_embedding_id(client, dimensions=SIZE) == plain
+    assert read_embedding_id(client, normalize=True) == plain
+    assert read_embedding_id(client, truncation="none") == plain
+    assert read_embedding_id(client, data_type="float16") == plain
+    assert read_embedding_id(client, chunking=shoal.Chunking()) == plain
+    assert read_embedding_id(client, role="query") == read_embedding_id(
+        client, instruction="find: "
+    )
 
 
 def test_options_that_change_numbers_change_the_id(client: shoal.Client, plain: str) -> None:
@@ -117,9 +119,9 @@ def test_options_that_change_numbers_change_the_id(client: shoal.Client, plain: 
         {"chunking": shoal.Chunking(late=True)},
         *({"adapter": name} for name in ADAPTERS),
     ]
-    ids = [id_of(client, **each) for each in options]
+    ids = [read_embedding_id(client, **each) for each in options]
     assert len({plain, *ids}) == len(options) + 1
-    assert [id_of(client, **each) for each in options] == ids
+    assert [read_embedding_id(client, **each) for each in options] == ids
 
 
 def test_required_id_is_given_in_streams_and_long_lists_too(
@@ -146,7 +148,7 @@ def test_required_id_is_given_in_streams_and_long_lists_too(
 def test_mismatch_names_both_ids_and_the_difference(
     client: shoal.Client, plain: str, options: dict[str, Any], difference: str
 ) -> None:
-    expected = id_of(client, **options)
+    expected = read_embedding_id(client, **options)
     with pytest.raises(errors.EmbeddingIdMismatch) as raised:
         client.encode(BASE, TEXTS, expect_embedding_id=expected)
     assert raised.value.code == "FAILED_PRECONDITION"
@@ -220,7 +222,7 @@ def test_changed_weights_change_the_id_and_are_refused(tmp_path: Path) -> None:
     with Cluster(directory, models=str(shelf)) as cluster, shoal.Client(cluster.address) as client:
         before = client.encode(BASE, TEXTS, timeout=60)
         perturb_weights(shelf / BASE)
-        assert id_of(client) == before.embedding_id  # the loaded model is the old one
+        assert read_embedding_id(client) == before.embedding_id  # the loaded model is the old one
         cluster.kill("worker-0")
         cluster.start("worker-0")
         after = client.encode(BASE, TEXTS, timeout=120)
@@ -256,7 +258,7 @@ def test_only_cards_that_change_numbers_change_the_id(
         ) as cluster,
         shoal.Client(cluster.address) as client,
     ):
-        *changed, described = (id_of(client, name) for name in names)
+        *changed, described = (read_embedding_id(client, name) for name in names)
     assert len({plain, *changed}) == len(changed) + 1
     assert described == plain
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import shoal
 from shoal.cli import main
-from shoal.cli.evaluation.data import Pairs
+from shoal.cli.evaluation.data import SimilarityPairs
 from shoal.cli.evaluation.running import compare_pairs
 from typer.testing import CliRunner
 
@@ -100,13 +100,13 @@ def test_sentence_of_several_pairs_is_encoded_once(
     client: shoal.Client, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
     sentences = ["a cat sleeps", "a kitten naps", "stocks fell in London"]
-    pairs = Pairs(
+    pairs = SimilarityPairs(
         [sentences[0], sentences[0], sentences[2]],
         [sentences[1], sentences[2], sentences[1]],
         [3.0, 0.0, 0.0],
     )
     alone = [
-        compare_pairs(client, model, Pairs([one], [two], [0.0]), print).similarities[0]
+        compare_pairs(client, model, SimilarityPairs([one], [two], [0.0]), print).similarities[0]
         for one, two in zip(pairs.first, pairs.second, strict=True)
     ]
     sent: list[str] = []

@@ -28,7 +28,7 @@ from shoal.v1 import (
 from libs.models import Head, InputSequence, Output, YieldPoint
 from libs.models.interface.sequences import never_yield
 from services.worker.app import serve
-from services.worker.jobs.execution.runner import Runner
+from services.worker.jobs.execution.runner import DeviceRunner
 from services.worker.jobs.held import HeldJob
 from services.worker.machine.device import Device
 from services.worker.settings import Settings, Shelf
@@ -93,15 +93,15 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> SteppedDevice:
     """Return a device that notes the texts that the worker's runner has queued for it."""
-    made, add = SteppedDevice(), Runner.add
+    made, add = SteppedDevice(), DeviceRunner.add
 
-    def noted(runner: Runner, jobs: Collection[HeldJob]) -> list[HeldJob]:
+    def noted(runner: DeviceRunner, jobs: Collection[HeldJob]) -> list[HeldJob]:
         lengths = [sequence.tokens for held in jobs for sequence in held.ready.sequences]
         complete = add(runner, jobs)
         made.queued.extend(lengths)
         return complete
 
-    monkeypatch.setattr(Runner, "add", noted)
+    monkeypatch.setattr(DeviceRunner, "add", noted)
     return made
 
 

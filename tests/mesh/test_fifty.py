@@ -151,7 +151,7 @@ def routing_margins(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return margins
 
 
-def work_of(request: Request, card: Card) -> Work:
+def build_work(request: Request, card: Card) -> Work:
     items = list(request.texts)
     if request.task == "encode":
         return EncodeWork(items, role="document", truncation="default")
@@ -163,7 +163,7 @@ def work_of(request: Request, card: Card) -> Work:
 
 def alone(model: PackedModel, request: Request) -> NDArray[np.float32]:
     """Compute the same in this process, alone in its batch."""
-    prepared = model.prepare(with_truncation(work_of(request, model.card), model.card))
+    prepared = model.prepare(with_truncation(build_work(request, model.card), model.card))
     outputs: dict[int, Output] = {}
     for (
         head,

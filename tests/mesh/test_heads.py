@@ -217,8 +217,8 @@ def test_all_parts_of_a_schema(
             set(instance) == {"name", "kind", "rights"} for instance in one.json.get("licence", ())
         )
     assert kinds == {"entity", "relation", "class", "structure"}
-    wait_until(lambda: bool(tasks_of(client, f"random/{name}")), 60, "the card")
-    assert tasks_of(client, f"random/{name}") == ("entities", "structure")
+    wait_until(lambda: bool(read_tasks(client, f"random/{name}")), 60, "the card")
+    assert read_tasks(client, f"random/{name}") == ("entities", "structure")
     assert client.entities(f"random/{name}", gliner2_models.TEXTS, ["person"], threshold=0.2)[
         0
     ].entities
@@ -229,7 +229,7 @@ def test_all_parts_of_a_schema(
         client.classify(f"random/{name}", ["a"], ["b"])
 
 
-def tasks_of(client: shoal.Client, name: str) -> tuple[str, ...]:
+def read_tasks(client: shoal.Client, name: str) -> tuple[str, ...]:
     """Return the tasks in a model's card; none before a worker has reported it."""
     cards = [model.card for model in client.models.list() if model.model == name]
     return cards[0].tasks if cards and cards[0] is not None else ()

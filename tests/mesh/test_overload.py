@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.stress.overload import ENVIRONMENT, MODEL, Asker, Tally
+from benchmarks.stress.overload import ENVIRONMENT, MODEL, Asker, ClientTally
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.cluster import Cluster
 from tests.support.texts import texts
@@ -54,7 +54,7 @@ async def test_overload_is_refused_with_retry_info_and_admitted_requests_are_ans
         askers = [
             Asker(address, texts(100, *WORDS, seed=3), DEADLINE) for address in cluster.addresses
         ]
-        after = Tally()
+        after = ClientTally()
         await asyncio.gather(*(asker.ask(after, 180.0) for asker in askers))  # loads the model
         closed = await asyncio.gather(
             *(asker.closed_loop(2.0, 8) for asker in askers)
@@ -65,7 +65,7 @@ async def test_overload_is_refused_with_retry_info_and_admitted_requests_are_ans
         ]
         before = sum(process.memory_info().rss for process in processes)
         for doubling in range(DOUBLINGS):
-            tally = Tally()
+            tally = ClientTally()
             for loaded in await asyncio.gather(
                 *(
                     asker.open_loop(SECONDS, rate * 2**doubling, seed)
@@ -88,7 +88,7 @@ async def test_overload_is_refused_with_retry_info_and_admitted_requests_are_ans
     assert grown < GROWTH_BYTES
 
 
-def check_endings(tally: Tally) -> None:
+def check_endings(tally: ClientTally) -> None:
     """Check that every request was answered, was late, or was refused with a retry delay."""
     refused = sum(tally.refused.values())
     print(

@@ -37,9 +37,9 @@ async def test_killed_master_of_a_cluster_loses_no_request(tmp_path: Path) -> No
     served without a failover.
     """
     with RedisCluster() as redis:
-        own = redis.master_of(tag_of(MODEL))
+        own = redis.master_port(tag_of(MODEL))
         names = (f"random/other-{number}" for number in range(100))
-        other = next(name for name in names if redis.master_of(tag_of(name)) != own)
+        other = next(name for name in names if redis.master_port(tag_of(name)) != own)
         for model in (MODEL, other):
             write_checkpoint("bert", tmp_path / "models" / model, sentence=SentenceFiles())
         cluster = Cluster(
@@ -71,12 +71,12 @@ async def test_killed_master_of_a_cluster_loses_no_request(tmp_path: Path) -> No
                 await more(50, "answers")
                 with redis.without_failover():
                     # A busy machine may have made another node of this shard the master by now.
-                    before = redis.master_of(tag_of(MODEL))
+                    before = redis.master_port(tag_of(MODEL))
                     redis.kill(before)
                     for address in cluster.addresses:
                         await encode_once(address, other)
                 await more(50, "answers after the failover")
-                assert redis.master_of(tag_of(MODEL)) != before
+                assert redis.master_port(tag_of(MODEL)) != before
                 await asyncio.to_thread(redis.restore)
                 await more(50, "answers after the old master returned")
             with shoal.Client(cluster.address) as client:

@@ -78,7 +78,7 @@ def expected(
     return rows[np.argsort(-rows[:, 0], kind="stable")]
 
 
-def rows_of(extraction: shoal.Extraction, label: str) -> NDArray[np.float64]:
+def region_rows(extraction: shoal.Extraction, label: str) -> NDArray[np.float64]:
     regions = [one for one in extraction.regions if one.label == label]
     return np.array(
         [(one.score, one.left, one.top, one.right, one.bottom) for one in regions]
@@ -114,7 +114,7 @@ def test_regions_equal_the_reference(
             f"random/{kind}-regions", IMAGES, shoal.Regions(labels=[label], threshold=threshold)
         )
         for extraction, theirs in zip(answer, wanted, strict=True):
-            assert_same(rows_of(extraction, label), theirs[theirs[:, 0] > threshold])
+            assert_same(region_rows(extraction, label), theirs[theirs[:, 0] > threshold])
     assert 0 < answer.usage.image_tokens == answer.usage.input_tokens
 
 
@@ -134,7 +134,8 @@ def test_several_labels(
         if kind == "owlv2":
             for label in LABELS:
                 assert_same(
-                    rows_of(extraction, label), expected(kind, references[kind], image, label, 0.0)
+                    region_rows(extraction, label),
+                    expected(kind, references[kind], image, label, 0.0),
                 )
     assert len(client.extract(model, IMAGES, shoal.Regions(labels=LABELS))) == len(
         IMAGES
@@ -165,7 +166,7 @@ def test_invalid_image_is_refused_with_its_path(
         client.extract(model, [IMAGES[0], item], cats)
     assert caught.value.field == field
     [found] = client.extract(model, IMAGES[:1], cats)
-    assert_same(rows_of(found, "cat"), expected(kind, references[kind], IMAGES[0], "cat", 0.0))
+    assert_same(region_rows(found, "cat"), expected(kind, references[kind], IMAGES[0], "cat", 0.0))
 
 
 def test_invalid_requests_are_refused(

@@ -69,7 +69,7 @@ class TrustedCluster(Cluster):
         self._certificates = certificates
 
     def wait_ready(self, address: str, timeout: float = 180.0) -> None:
-        with shoal.Client(address, tls=tls_of(self._certificates, "admin")) as admin:
+        with shoal.Client(address, tls=make_tls(self._certificates, "admin")) as admin:
             wait_until(
                 lambda: len(_workers(admin)) >= len(self.workers), timeout, "workers to report"
             )
@@ -98,14 +98,14 @@ class Mesh:
         return self.cluster.address
 
     def client(self, stem: str = "client", **options: Any) -> shoal.Client:
-        return shoal.Client(self.address, tls=tls_of(self.certificates, stem), **options)
+        return shoal.Client(self.address, tls=make_tls(self.certificates, stem), **options)
 
     def credentials(self, stem: str) -> grpc.ChannelCredentials:
         files = (self.certificates / name for name in ("ca.pem", f"{stem}.key", f"{stem}.pem"))
         return grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
 
 
-def tls_of(certificates: Path, stem: str) -> shoal.Tls:
+def make_tls(certificates: Path, stem: str) -> shoal.Tls:
     return shoal.Tls(
         certificates / "ca.pem", certificates / f"{stem}.pem", certificates / f"{stem}.key"
     )
@@ -344,7 +344,7 @@ def test_all_certificates_and_their_authority_are_replaced_under_traffic(
         wait_until(
             lambda: answered() > count + 20, 120, "answers with nothing but new certificates"
         )
-    outdated = shoal.Client(mesh.address, tls=tls_of(before, "client"), retry=ONCE)
+    outdated = shoal.Client(mesh.address, tls=make_tls(before, "client"), retry=ONCE)
     with outdated, pytest.raises(errors.TlsFailed, match="does not trust"):
         outdated.encode(MODEL, "x")
     with mesh.client("admin") as admin:

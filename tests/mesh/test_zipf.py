@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 from shoal.v1 import mesh_pb2, mesh_pb2_grpc
 
 from libs.models import EncodeResult, EncodeWork, PackedModel, load_model
-from services.scheduler.simulate.engine import Fleet, simulate
+from services.scheduler.simulate.engine import SimulatedFleet, simulate
 from services.scheduler.simulate.record import Recorder
-from services.scheduler.simulate.trace import ModelCost, Request, Trace
+from services.scheduler.simulate.trace import ModelCost, Trace, TraceRequest
 from services.worker.machine.disk import weight_bytes
 from tests.models.restoring import restore
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
@@ -254,7 +254,7 @@ class Played:
     """While one client asked."""
     limit_bytes: int
     seen: Seen
-    recorded: list[Request]
+    recorded: list[TraceRequest]
     lanes: list[mesh_pb2.LaneStatus]
     log: str
 
@@ -273,13 +273,13 @@ class Played:
         }
         began = self.in_turn[0].began
         return Trace(
-            "zipf", [Request(one.began - began, one.model, 10) for one in self.in_turn], costs
+            "zipf", [TraceRequest(one.began - began, one.model, 10) for one in self.in_turn], costs
         )
 
     @property
-    def fleet(self) -> Fleet:
+    def fleet(self) -> SimulatedFleet:
         answers = statistics.median(one.ended - one.began for one in self.in_turn)
-        return Fleet(
+        return SimulatedFleet(
             self.limit_bytes,
             batch_tokens=BATCH_TOKENS,
             batch_seconds=answers / 2,
@@ -301,7 +301,7 @@ class Played:
         return statistics.fmean(simulate(one, self.fleet, policy).stall_seconds for one in late)
 
 
-def lanes_of(address: str) -> list[mesh_pb2.LaneStatus]:
+def read_lanes(address: str) -> list[mesh_pb2.LaneStatus]:
     with grpc.insecure_channel(address) as channel:
         mesh = mesh_pb2_grpc.MeshServiceStub(channel)
         return list(mesh.GetMesh(mesh_pb2.GetMeshRequest()).mesh.lanes)
@@ -331,7 +331,7 @@ def played(
             at_once = ask_at_once(client, wanted, until(SECONDS / 3))
             asked = len(in_turn) + len(at_once)
             wait_until(
-                lambda: sum(lane.done_jobs for lane in lanes_of(cluster.address)) >= asked,
+                lambda: sum(lane.done_jobs for lane in read_lanes(cluster.address)) >= asked,
                 60,
                 "the lanes' counters",
             )
@@ -343,7 +343,7 @@ def played(
             memory_bytes - ACTIVATION_BYTES,
             seen,
             recorder.requests,
-            lanes_of(cluster.address),
+            read_lanes(cluster.address),
             (cluster.directory / "worker-0.log").read_text(),
         )
 

@@ -1,14 +1,14 @@
-"""The way back from `Stored`, written from tensor.proto's words alone."""
+"""The way back from `StoredArray`, written from tensor.proto's words alone."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.models import Stored
+from libs.models import StoredArray
 
 
-def restore(stored: Stored) -> NDArray[np.float32]:
+def restore(stored: StoredArray) -> NDArray[np.float32]:
     """Convert to float32; binary becomes 0 and 1."""
     if stored.data_type == "binary":
         return np.unpackbits(stored.values.view(np.uint8), axis=-1, count=stored.shape[-1]).astype(

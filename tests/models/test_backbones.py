@@ -24,7 +24,7 @@ from libs.models.layers.embeddings import InputLayer
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import EncoderSpec, LayerSpec
 from libs.models.runtime.backbone import Backbone
-from libs.models.runtime.loaded.peft import Names
+from libs.models.runtime.loaded.peft import TensorNames
 from libs.models.text.heads.pooled import PooledHead
 from tests.models.conftest import load
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
@@ -118,7 +118,11 @@ def joined(
     """A model of the text model's backbone, or `first`, and further ones."""
     given = prepared or Prepared(EncodeWork([]), "dense", [])
     return PackedModel(
-        text.card, (first or text.backbones[0], *further), Fixed(given), Names({}, (), {}), CPU
+        text.card,
+        (first or text.backbones[0], *further),
+        Fixed(given),
+        TensorNames({}, (), {}),
+        CPU,
     )
 
 

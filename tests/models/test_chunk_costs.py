@@ -15,7 +15,7 @@ from libs.models.interface.model import ComputesChunks
 from libs.models.interface.sequences import Output
 from libs.models.interface.work import CancelCheck, Chunking, ChunkMethod
 from libs.models.text.processing.chunking import span_pooling
-from libs.models.text.processing.chunking.dividing import WINDOW, Sizes, divide
+from libs.models.text.processing.chunking.dividing import WINDOW, ChunkSizes, divide
 from libs.models.text.processing.chunking.span_pooling import GrowingWindows
 from libs.models.text.tokenising.text import TextProcessor
 from tests.models.test_chunks import HARD, MARKDOWN, METHODS, TEXTS, nothing, processor
@@ -40,7 +40,7 @@ def test_tokenizers_with_independent_words_are_known() -> None:
 @example("x" * 40, "bert")
 def test_part_between_words_has_the_tokens_of_its_text(own: str, style: Style) -> None:
     text = processor(style)
-    sizes = Sizes(text, EncodeWork([own]), 0, 1 << 20, nothing)
+    sizes = ChunkSizes(text, EncodeWork([own]), 0, 1 << 20, nothing)
     sizes.enter(0, WINDOW)
     for begin in range(len(own)):
         for end in range(begin + 1, len(own) + 1):
@@ -124,7 +124,7 @@ def test_tokens_of_late_windows_are_forgotten(
     kept: list[int] = []
     take = GrowingWindows.take
 
-    def noting(self: GrowingWindows, *, is_whole: bool = False) -> list[span_pooling.Window]:
+    def noting(self: GrowingWindows, *, is_whole: bool = False) -> list[span_pooling.PooledWindow]:
         found = take(self, is_whole=is_whole)
         kept.append(self.kept_tokens)
         return found

@@ -27,7 +27,7 @@ from libs.models.text.processing.chunking import dividing
 from libs.models.text.processing.chunking.dividing import MAX_CHUNKS, check_contexts, divide
 from libs.models.text.tokenising import whole
 from libs.models.text.tokenising.text import TextProcessor
-from tests.parity.tokenizers import Style, tokenizer_of
+from tests.parity.tokenizers import Style, train_tokenizer
 from tests.support.texts import texts
 
 METHODS: tuple[ChunkMethod, ...] = ("sentences", "tokens", "markdown")
@@ -56,7 +56,7 @@ def nothing() -> None:
 
 
 def processor(style: Style) -> TextProcessor:
-    return TextProcessor(tokenizer_of(style, 400), limit=512, segments=False)
+    return TextProcessor(train_tokenizer(style, 400), limit=512, segments=False)
 
 
 def divided(text: TextProcessor, own: str, chunking: Chunking) -> list[Span]:

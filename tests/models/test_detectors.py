@@ -57,7 +57,7 @@ def outputs(model: Detector, *sequences: InputSequence) -> list[Output]:
     return head.split(tuple(one.numpy() for one in found), sequences)
 
 
-def file_of(height: int, width: int, orientation: int = 1) -> bytes:
+def make_image_file(height: int, width: int, orientation: int = 1) -> bytes:
     pixels = np.random.default_rng(3).integers(0, 256, (height, width, 3), np.uint8)
     out = BytesIO()
     exif = Image.Exif()
@@ -86,8 +86,8 @@ def test_padded_pixels_are_those_of_scipy(size: tuple[int, int], wanted: tuple[i
 def test_labels_are_encoded_once(detector: Detector) -> None:
     read = detector.labels(LABELS)
     sequences = [
-        detector.sequence(file_of(40, 60), FIELD, read),
-        detector.sequence(file_of(60, 40), FIELD, read[:2]),
+        detector.sequence(make_image_file(40, 60), FIELD, read),
+        detector.sequence(make_image_file(60, 40), FIELD, read[:2]),
     ]
     head = detector.backbone.heads[HEAD].labels  # type: ignore[attr-defined]
     assert isinstance(head, LabelVectors)
@@ -125,9 +125,9 @@ def test_prompt_of_too_many_labels(directories: dict[str, Path]) -> None:
 
 def test_boxes_are_in_pixels_of_the_upright_image(detector: Detector) -> None:
     read = detector.labels(["cat"])
-    turned = detector.sequence(file_of(40, 60, orientation=6), FIELD, read)
+    turned = detector.sequence(make_image_file(40, 60, orientation=6), FIELD, read)
     assert turned.input == RegionOptions(read, 60, 40)
-    for sequence in (turned, detector.sequence(file_of(40, 60), FIELD, read)):
+    for sequence in (turned, detector.sequence(make_image_file(40, 60), FIELD, read)):
         output = outputs(detector, sequence)[0]
         assert isinstance(sequence.input, RegionOptions)
         found = detector.regions(sequence, output, (0.0,))
@@ -139,7 +139,7 @@ def test_boxes_are_in_pixels_of_the_upright_image(detector: Detector) -> None:
 
 def test_fewer_places_than_queries(directories: dict[str, Path]) -> None:
     detector = load(directories["grounding-dino"])
-    sequence = detector.sequence(file_of(2, 40), FIELD, detector.labels(LABELS))
+    sequence = detector.sequence(make_image_file(2, 40), FIELD, detector.labels(LABELS))
     assert sequence.tokens < 30
     assert np.asarray(outputs(detector, sequence)[0]).shape == (sequence.tokens, 4 + len(LABELS))
 
@@ -150,7 +150,7 @@ def test_hostile_images_are_refused_before_they_are_decoded(detector: Detector) 
     Image.new("1", (20_000, 20_000)).save(out, "PNG")
     thin = BytesIO()
     Image.new("1", (16_500, 1)).save(thin, "PNG")
-    files = [out.getvalue(), b"<svg/>", file_of(40, 60)[:-200]]
+    files = [out.getvalue(), b"<svg/>", make_image_file(40, 60)[:-200]]
     files += (
         [] if detector.processing.size == (48, 48) and not detector.square else [thin.getvalue()]
     )
@@ -294,7 +294,8 @@ def test_detector_is_served_as_every_model(detector: Detector, embedder: PackedM
     assert model.probe() >= embedder.probe()
     read = detector.labels(LABELS)
     sequences = [
-        detector.sequence(file_of(*size), FIELD, read) for size in ((40, 60), (60, 40), (33, 34))
+        detector.sequence(make_image_file(*size), FIELD, read)
+        for size in ((40, 60), (60, 40), (33, 34))
     ]
     together = model.forward(HEAD, sequences)
     for one, alone, backwards in zip(

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from libs.catalog.card import Card, DenseModule, LateInteraction, Sparse, StaticQueries
+from libs.catalog.card import Card, DenseModule, LateInteraction, SparseOutput, StaticQueries
 from libs.embedding_id import embedding_id
 from libs.errors import EmbeddingIdMismatch
 from libs.models import embedding_recipe
-from libs.models.embedding_recipe import EmbeddingIdentity, EncodeOptions, identity_maker
+from libs.models.embedding_recipe import EmbeddingIdentity, VectorOptions, identity_maker
 from libs.models.interface.work import Chunking, EncodeWork, Role, with_truncation
 
 FILES = "ab" * 32
@@ -31,13 +31,15 @@ CARD = Card(
     pooling=("mean",),
     normalize=True,
 )
-PLAIN = EncodeOptions()
+PLAIN = VectorOptions()
 LATE_CARD = replace(CARD, kind="dense", late=LateInteraction(query_tokens=32))
 IMAGES_CARD = replace(CARD, kind="images")
-STATIC_CARD = replace(CARD, kind="sparse", sparse=Sparse(100, queries=StaticQueries("", "idf")))
+STATIC_CARD = replace(
+    CARD, kind="sparse", sparse=SparseOutput(100, queries=StaticQueries("", "idf"))
+)
 
 
-def compute_id(card: Card = CARD, options: EncodeOptions = PLAIN, **given: str) -> str:
+def compute_id(card: Card = CARD, options: VectorOptions = PLAIN, **given: str) -> str:
     identity = EmbeddingIdentity(card, given.get("files", FILES), given.get("format", "float32"))
     return identity.compute_id(options, given.get("adapter", ""))
 
@@ -60,7 +62,7 @@ def test_recipe_of_all_facts_is_fixed() -> None:
         role_adapters={"query": "retrieval"},
     )
     recipe = EmbeddingIdentity(card, FILES, "float32").recipe(
-        EncodeOptions(role="query", dimensions=64, pooling_factor=2)
+        VectorOptions(role="query", dimensions=64, pooling_factor=2)
     )
     assert recipe.canonical() == (
         '{"adapter":"own:retrieval","card":{"kind":"dense","late":{"query_tokens":32},'
@@ -112,7 +114,7 @@ def test_facts_that_change_numbers_change_the_id(changes: dict[str, Any]) -> Non
 
 
 def test_files_adapter_and_number_format_change_the_id() -> None:
-    options = EncodeOptions(adapter="org/adapter")
+    options = VectorOptions(adapter="org/adapter")
     ids = {
         compute_id(),
         compute_id(files=ADAPTER),
@@ -124,18 +126,18 @@ def test_files_adapter_and_number_format_change_the_id() -> None:
 
 
 def test_adapters_with_the_same_files_have_the_same_id() -> None:
-    one, other = EncodeOptions(adapter="org/one"), EncodeOptions(adapter="org/other")
+    one, other = VectorOptions(adapter="org/one"), VectorOptions(adapter="org/other")
     assert compute_id(options=one, adapter=ADAPTER) == compute_id(options=other, adapter=ADAPTER)
 
 
 def test_role_counts_by_its_prompt_alone() -> None:
     bare = replace(CARD, prompts={})
-    roles = [EncodeOptions(role=role) for role in ("", "query", "document")]
+    roles = [VectorOptions(role=role) for role in ("", "query", "document")]
     assert len({compute_id(bare, one) for one in roles}) == 1
     assert len({compute_id(CARD, one) for one in roles}) == 3
 
 
-QUERY, DOCUMENT = EncodeOptions(role="query"), EncodeOptions(role="document")
+QUERY, DOCUMENT = VectorOptions(role="query"), VectorOptions(role="document")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,9 @@ QUERY, DOCUMENT = EncodeOptions(role="query"), EncodeOptions(role="document")
         (STATIC_CARD, "", DOCUMENT),
         (
             replace(
-                CARD, kind="sparse", sparse=Sparse(100, queries=StaticQueries("", "idf", True))
+                CARD,
+                kind="sparse",
+                sparse=SparseOutput(100, queries=StaticQueries("", "idf", True)),
             ),
             "",
             QUERY,
@@ -155,7 +159,7 @@ QUERY, DOCUMENT = EncodeOptions(role="query"), EncodeOptions(role="document")
     ],
 )
 def test_no_role_has_the_id_of_the_role_that_it_defaults_to(
-    card: Card, model_default: Role, default: EncodeOptions
+    card: Card, model_default: Role, default: VectorOptions
 ) -> None:
     identity = EmbeddingIdentity(replace(card, prompts={}), FILES, "float32", model_default)
     assert identity.compute_id(QUERY) != identity.compute_id(DOCUMENT)
@@ -175,7 +179,7 @@ def test_form_of_an_image_model_changes_the_id() -> None:
 def test_queries_with_another_encoder_have_its_facts() -> None:
     queries = replace(CARD, prompts={}, pooling=("cls",))
     card = replace(CARD, prompts={}, queries=queries)
-    query, document = EncodeOptions(role="query"), EncodeOptions(role="document")
+    query, document = VectorOptions(role="query"), VectorOptions(role="document")
     assert compute_id(card, query) != compute_id(card, document) == compute_id(card)
     asked = replace(card, query_default=True)
     assert compute_id(asked) == compute_id(asked, query) != compute_id(asked, document)
@@ -199,7 +203,7 @@ def test_queries_of_a_router_have_the_truncation_that_is_applied() -> None:
     asked = EncodeWork(["a"], role="query", truncation="default")
     work = with_truncation(asked, identity._card)
     assert isinstance(work, EncodeWork)
-    assert identity.compute_id(QUERY) == identity.compute_id(EncodeOptions.from_work(work))
+    assert identity.compute_id(QUERY) == identity.compute_id(VectorOptions.from_work(work))
     assert identity.recipe(QUERY).truncation == "start"
 
 
@@ -218,7 +222,7 @@ def test_queries_of_a_router_have_the_truncation_that_is_applied() -> None:
     ],
 )
 def test_work_with_the_same_numbers_has_the_same_id(work: EncodeWork) -> None:
-    assert compute_id(options=EncodeOptions.from_work(work)) == compute_id()
+    assert compute_id(options=VectorOptions.from_work(work)) == compute_id()
 
 
 @pytest.mark.parametrize(
@@ -237,7 +241,7 @@ def test_work_with_the_same_numbers_has_the_same_id(work: EncodeWork) -> None:
 )
 def test_mismatch_names_the_option_that_differs(work: EncodeWork, difference: str) -> None:
     identity, adapters = EmbeddingIdentity(CARD, FILES, "float32"), {"org/adapter": ADAPTER}
-    options = EncodeOptions.from_work(work)
+    options = VectorOptions.from_work(work)
     expected = identity.compute_id(options, adapters.get(work.adapter, ""))
     identity.check(options, expected, adapters)
     with pytest.raises(EmbeddingIdMismatch) as raised:
@@ -267,7 +271,7 @@ def test_number_of_cached_ids_is_limited(monkeypatch: pytest.MonkeyPatch) -> Non
     identity = EmbeddingIdentity(CARD, FILES, "float32")
     assert len({identity.compute_id(PLAIN) for _ in range(10)}) == len(computed) == 1
     for number in range(embedding_recipe.MAX_CACHED_IDS):
-        identity.compute_id(EncodeOptions(instruction=str(number)))
+        identity.compute_id(VectorOptions(instruction=str(number)))
     identity.compute_id(PLAIN)
     assert len(computed) == embedding_recipe.MAX_CACHED_IDS + 2
 

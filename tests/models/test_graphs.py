@@ -54,9 +54,9 @@ from libs.models.runtime.graphs.buckets import (
 from libs.models.runtime.graphs.buffers import fill, filled, own_batch, whole_batch
 from libs.models.runtime.graphs.capture import Forward
 from libs.models.runtime.graphs.graphs import ROUGH_BYTES, Event, Graphs, Owner
-from libs.models.runtime.graphs.shapes import Shape, distance, tolerance
+from libs.models.runtime.graphs.shapes import GraphShape, distance, tolerance
 from libs.models.runtime.graphs.store import STALE_FORWARDS, GraphStore
-from libs.models.runtime.loaded.peft import Names
+from libs.models.runtime.loaded.peft import TensorNames
 from libs.models.runtime.loaded.tiers import alone, sharing
 from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.registry import build_encoder
@@ -208,7 +208,7 @@ def test_sample_fills_all_but_one_sequence_of_its_bucket(kept: Kept) -> None:
         *hot_buckets(512),
         *hot_buckets(8),
     ]:
-        shape = Shape(kept.model.backbones[0].encoder, None, None, False, bucket)
+        shape = GraphShape(kept.model.backbones[0].encoder, None, None, False, bucket)
         lengths = [one.tokens for one in shape.sample()]
         assert len(lengths) == bucket.sequences - 1
         assert max(lengths) <= bucket.longest
@@ -462,7 +462,7 @@ def test_two_heads_of_one_forward_share_its_graph(kept: Kept) -> None:
             kept.model.card,
             (replace(backbone, heads=heads),),
             _NoProcessor(),
-            Names({}, (), {}),
+            TensorNames({}, (), {}),
             torch.device("cpu"),
         )
     )

@@ -107,7 +107,7 @@ def add_all_pages(found: JoinedText) -> Iterator[None]:
         yield
 
 
-def chunks_of(model: PackedModel, work: EncodeWork) -> tuple[list[int], list[int], list[int]]:
+def compute_chunks(model: PackedModel, work: EncodeWork) -> tuple[list[int], list[int], list[int]]:
     """Return the beginnings, ends and tokens of a work's chunks."""
     chunks = embedding_notes(model.prepare(work)).chunks
     assert chunks is not None
@@ -126,9 +126,9 @@ def test_document_has_the_chunks_of_its_text_however_it_is_read(
     monkeypatch.setattr(dividing, "WINDOW", 1000)
     chunking = Chunking(method, max_tokens=most, overlap=overlap, late=True)
     pages = {0: PagedText(add_all_pages)}
-    assert chunks_of(embedder, EncodeWork([""], chunking=chunking, documents=pages)) == chunks_of(
-        embedder, EncodeWork(["\n\n".join(PAGES)], chunking=chunking)
-    )
+    assert compute_chunks(
+        embedder, EncodeWork([""], chunking=chunking, documents=pages)
+    ) == compute_chunks(embedder, EncodeWork(["\n\n".join(PAGES)], chunking=chunking))
 
 
 def rows(result: EncodeResult) -> list[tuple[object, ...]]:

@@ -193,7 +193,7 @@ def test_every_card_fits_into_a_report(checkpoint: Path) -> None:
 
 def test_every_failure_fits_into_a_report(tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff\xfe" * 1000)
-    failure = codec.failure_of(ModelBroken(f"{name}: cannot be read"))
+    failure = codec.encode_failure(ModelBroken(f"{name}: cannot be read"))
     assert "udcff" in failure.message
     assert len(failure.message.encode()) < 10_000
 

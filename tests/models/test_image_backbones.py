@@ -26,7 +26,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> ImageModel:
     return load_images(directory, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def png_of(size: tuple[int, int]) -> bytes:
+def make_png(size: tuple[int, int]) -> bytes:
     out = BytesIO()
     Image.new("L", size).save(out, "PNG")
     return out.getvalue()
@@ -73,7 +73,7 @@ def test_more_patches_than_the_encoder_takes(images: ImageModel, size: tuple[int
         with pytest.raises(
             InvalidInput, match="has 25,711 patches; the model takes at most 16,384"
         ) as caught:
-            check(png_of(size), "items[2].image")
+            check(make_png(size), "items[2].image")
         assert caught.value.field == "items[2].image"
 
 
@@ -81,5 +81,5 @@ def test_less_than_a_patch(images: ImageModel) -> None:
     """An image may be too small if it is not resized."""
     small = replace(images.input, processing=replace(images.input.processing, size=None))
     with pytest.raises(InvalidInput, match="less than one patch"):
-        small.sequence(png_of((6, 90)), "items[0]")
-    assert small.sequence(png_of((7, 90)), "items[0]").tokens == 1 + 12
+        small.sequence(make_png((6, 90)), "items[0]")
+    assert small.sequence(make_png((7, 90)), "items[0]").tokens == 1 + 12

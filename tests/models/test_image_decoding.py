@@ -17,7 +17,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from libs.errors import InvalidInput, NoCapacity
 from libs.models.images import decoding
-from libs.models.images.decoding import LIMITS, Limits, decode, header_size
+from libs.models.images.decoding import LIMITS, ImageLimits, decode, header_size
 from libs.models.images.memory import BYTES_A_PIXEL, WEBP_BYTES_A_PIXEL, reserving
 
 FIELD = "items[3].image"
@@ -25,7 +25,7 @@ NUMBERS = np.random.default_rng(0)
 PHOTO = Image.fromarray(NUMBERS.integers(0, 256, (37, 53, 3), np.uint8)).resize((53, 37))
 
 
-def file_of(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+def encode_image(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
     out = io.BytesIO()
     image.save(out, kind, **options)
     return out.getvalue()
@@ -55,7 +55,7 @@ def png(
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP", "AVIF", "MPO"])
 def test_every_format(kind: str) -> None:
-    data = file_of(PHOTO, kind)
+    data = encode_image(PHOTO, kind)
     pixels = decode(data, FIELD)
     assert pixels.dtype == np.uint8
     assert pixels.shape == (37, 53, 3)
@@ -68,7 +68,7 @@ def test_every_format(kind: str) -> None:
 def test_orientation(kind: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
-    data = file_of(PHOTO, kind, exif=exif)
+    data = encode_image(PHOTO, kind, exif=exif)
     wanted = ImageOps.exif_transpose(opened(data)).convert("RGB")
     pixels = decode(data, FIELD)
     np.testing.assert_array_equal(pixels, np.asarray(wanted))
@@ -78,7 +78,7 @@ def test_orientation(kind: str, orientation: int) -> None:
 # Pillow warns of damaged metadata that it skips, and tests turn warnings into errors.
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 def test_damaged_exif_counts_as_none() -> None:
-    data = file_of(PHOTO, "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + b"\x01\x12" * 40)
+    data = encode_image(PHOTO, "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + b"\x01\x12" * 40)
     np.testing.assert_array_equal(decode(data, FIELD), np.asarray(opened(data).convert("RGB")))
 
 
@@ -90,7 +90,7 @@ def test_image_composited_in_strips_is_the_one_composited_whole(
     drawn = Image.fromarray(NUMBERS.integers(0, 256, (37, 53, 4), np.uint8), "RGBA")
     image = drawn.convert(mode) if mode != "P" else drawn.convert("RGB").quantize(17)
     options = {"transparency": bytes(range(0, 255, 15))} if mode == "P" else {}
-    data = file_of(image, "TIFF" if mode == "PA" else "PNG", **options)
+    data = encode_image(image, "TIFF" if mode == "PA" else "PNG", **options)
     whole = opened(data).convert("RGBA")
     white = Image.new("RGBA", whole.size, "white")
     np.testing.assert_array_equal(
@@ -116,12 +116,12 @@ def test_memory_is_reserved_before_an_image_is_decoded_and_held_until_it_was_res
             held.pop()
 
     with reserving(reserve):
-        with decoding.decoding(file_of(PHOTO, kind), FIELD) as image:
+        with decoding.decoding(encode_image(PHOTO, kind), FIELD) as image:
             assert image.size == PHOTO.size
             assert held == [37 * 53 * bytes_a_pixel]
         assert not held
         with suppress(InvalidInput):
-            decode(file_of(PHOTO, kind)[:-40], FIELD)
+            decode(encode_image(PHOTO, kind)[:-40], FIELD)
         assert not held
 
 
@@ -130,12 +130,12 @@ def test_image_without_memory_is_not_decoded() -> None:
         raise NoCapacity("no memory", field=field)
 
     with reserving(refuse), pytest.raises(NoCapacity):
-        decode(file_of(PHOTO)[:60], FIELD)  # without pixels
+        decode(encode_image(PHOTO)[:60], FIELD)  # without pixels
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
 def test_modes_of_png(mode: str) -> None:
-    data = file_of(PHOTO.convert("RGBA").convert(mode))
+    data = encode_image(PHOTO.convert("RGBA").convert(mode))
     whole = opened(data).convert("RGBA")
     white = Image.new("RGBA", whole.size, "white")
     np.testing.assert_array_equal(
@@ -149,7 +149,7 @@ def test_transparent_is_white(kind: str) -> None:
     pixels = np.zeros((4, 2, 4), np.uint8)
     pixels[:2] = (200, 10, 30, 0)
     pixels[2:] = (100, 50, 0, 51)
-    got = decode(file_of(Image.fromarray(pixels), kind, lossless=True), FIELD)
+    got = decode(encode_image(Image.fromarray(pixels), kind, lossless=True), FIELD)
     assert (got[:2] == 255).all()
     assert (got[2:] == (224, 214, 204)).all()
 
@@ -158,16 +158,16 @@ def test_transparent_colours_of_palette_grey_and_rgb() -> None:
     palette = Image.new("P", (2, 1))
     palette.putpalette([10, 20, 30, 40, 50, 60])
     palette.putpixel((1, 0), 1)
-    assert decode(file_of(palette, transparency=0), FIELD).tolist() == [
+    assert decode(encode_image(palette, transparency=0), FIELD).tolist() == [
         [[255, 255, 255], [40, 50, 60]]
     ]
-    assert decode(file_of(palette, transparency=bytes((255, 51))), FIELD).tolist() == [
+    assert decode(encode_image(palette, transparency=bytes((255, 51))), FIELD).tolist() == [
         [[10, 20, 30], [212, 214, 216]]
     ]
     grey = Image.fromarray(np.array([[7, 9]], np.uint8))
-    assert decode(file_of(grey, transparency=7), FIELD)[0, :, 0].tolist() == [255, 9]
+    assert decode(encode_image(grey, transparency=7), FIELD)[0, :, 0].tolist() == [255, 9]
     colours = Image.fromarray(np.array([[[1, 2, 3], [4, 5, 6]]], np.uint8))
-    assert decode(file_of(colours, transparency=(1, 2, 3)), FIELD).tolist() == [
+    assert decode(encode_image(colours, transparency=(1, 2, 3)), FIELD).tolist() == [
         [[255, 255, 255], [4, 5, 6]]
     ]
 
@@ -175,7 +175,7 @@ def test_transparent_colours_of_palette_grey_and_rgb() -> None:
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 def test_16_bits_of_grey(kind: str) -> None:
     values = np.arange(0, 65536, 16, dtype=np.uint16).reshape(64, 64)
-    pixels = decode(file_of(Image.fromarray(values), kind), FIELD)
+    pixels = decode(encode_image(Image.fromarray(values), kind), FIELD)
     np.testing.assert_array_equal(
         pixels, np.repeat((values >> 8).astype(np.uint8)[..., None], 3, axis=2)
     )
@@ -195,7 +195,7 @@ def test_16_bits_of_colour() -> None:
 
 @pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
 def test_cmyk(kind: str) -> None:
-    data = file_of(PHOTO.convert("CMYK"), kind)
+    data = encode_image(PHOTO.convert("CMYK"), kind)
     pixels = decode(data, FIELD)
     np.testing.assert_array_equal(pixels, np.asarray(opened(data).convert("RGB")))
     assert np.abs(pixels.astype(int) - np.asarray(PHOTO)).mean() < 60, (
@@ -206,17 +206,17 @@ def test_cmyk(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
 def test_first_image_of_several(kind: str) -> None:
     frames = [Image.new("RGB", (9, 7), colour) for colour in ("red", "blue", "green")]
-    pixels = decode(file_of(frames[0], kind, save_all=True, append_images=frames[1:]), FIELD)
+    pixels = decode(encode_image(frames[0], kind, save_all=True, append_images=frames[1:]), FIELD)
     assert pixels.shape == (7, 9, 3)
     assert np.abs(pixels.astype(int) - (255, 0, 0)).max() < 5
 
 
 @pytest.mark.parametrize("size", [(1, 300), (300, 1), (1, 1)])
 def test_thin_images(size: tuple[int, int]) -> None:
-    assert decode(file_of(Image.new("RGB", size)), FIELD).shape == (size[1], size[0], 3)
+    assert decode(encode_image(Image.new("RGB", size)), FIELD).shape == (size[1], size[0], 3)
 
 
-def refused(data: bytes, *, limits: Limits = LIMITS) -> str:
+def refused(data: bytes, *, limits: ImageLimits = LIMITS) -> str:
     with pytest.raises(InvalidInput) as caught:
         decode(data, FIELD, limits)
     assert caught.value.field == FIELD
@@ -224,16 +224,16 @@ def refused(data: bytes, *, limits: Limits = LIMITS) -> str:
 
 
 def test_limits_are_checked_from_the_header() -> None:
-    limits = Limits(bytes=1 << 20, pixels=37 * 53)
-    whole = file_of(PHOTO)
+    limits = ImageLimits(bytes=1 << 20, pixels=37 * 53)
+    whole = encode_image(PHOTO)
     assert decode(whole, FIELD, limits).shape == (37, 53, 3)
     assert "the image has 54 x 37 pixels; at most 1,961 are allowed" in refused(
-        file_of(Image.new("RGB", (54, 37))), limits=limits
+        encode_image(Image.new("RGB", (54, 37))), limits=limits
     )
-    assert "bytes; at most 100 are allowed" in refused(whole, limits=Limits(bytes=100))
+    assert "bytes; at most 100 are allowed" in refused(whole, limits=ImageLimits(bytes=100))
     for check in (decode, header_size):
         with pytest.raises(InvalidInput, match="pixels; at most 1,961") as caught:
-            check(file_of(Image.new("RGB", (54, 37))), FIELD, limits)
+            check(encode_image(Image.new("RGB", (54, 37))), FIELD, limits)
         assert caught.value.field == FIELD
 
 
@@ -275,12 +275,12 @@ def test_side_that_is_too_long(size: tuple[int, int]) -> None:
     """Weights of a resize are as many as the side has pixels, several times over: 20,000,000 x 1
     took Pillow 0.6 GiB.
     """
-    data = file_of(Image.new("RGB", size))
+    data = encode_image(Image.new("RGB", size))
     for check in (decode, header_size):
         with pytest.raises(InvalidInput, match="a side may have at most 131,072") as caught:
             check(data, FIELD)
         assert caught.value.field == FIELD
-    assert decode(file_of(Image.new("RGB", (131_072, 1))), FIELD).shape == (1, 131_072, 3)
+    assert decode(encode_image(Image.new("RGB", (131_072, 1))), FIELD).shape == (1, 131_072, 3)
 
 
 def test_compressed_text_in_a_png_is_bounded() -> None:
@@ -294,7 +294,7 @@ def test_compressed_text_in_a_png_is_bounded() -> None:
 def test_truncated_and_damaged_files(kind: str) -> None:
     """Whatever is cut off or overwritten, the answer is pixels or InvalidInput."""
     noise = Image.fromarray(NUMBERS.integers(0, 256, (40, 40, 3), np.uint8))
-    data = file_of(noise, kind)
+    data = encode_image(noise, kind)
     for kept in (0, 1, 4, 12, 30, len(data) // 2, len(data) * 9 // 10):
         refused(data[:kept])
     for _ in range(150):
@@ -303,13 +303,13 @@ def test_truncated_and_damaged_files(kind: str) -> None:
             broken[place] = NUMBERS.integers(256)
         for check in (decode, header_size):
             with suppress(InvalidInput):
-                check(bytes(broken), FIELD, Limits(pixels=100_000))
+                check(bytes(broken), FIELD, ImageLimits(pixels=100_000))
 
 
 def zipped() -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr("picture.png", file_of(PHOTO))
+        archive.writestr("picture.png", encode_image(PHOTO))
     return out.getvalue()
 
 
@@ -322,9 +322,9 @@ OTHERS: dict[str, Callable[[], bytes]] = {
     ),
     "eps": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n",
     "pdf": lambda: b"%PDF-1.7\n",
-    "ppm": lambda: file_of(PHOTO, "PPM"),
-    "ico": lambda: file_of(PHOTO, "ICO"),
-    "jpeg 2000": lambda: file_of(PHOTO, "JPEG2000"),
+    "ppm": lambda: encode_image(PHOTO, "PPM"),
+    "ico": lambda: encode_image(PHOTO, "ICO"),
+    "jpeg 2000": lambda: encode_image(PHOTO, "JPEG2000"),
 }
 
 
@@ -337,5 +337,5 @@ def test_formats_that_are_not_served(name: str) -> None:
 def test_32_bits_a_channel_are_refused(kind: type[np.generic]) -> None:
     values: NDArray[np.generic] = np.ones((4, 4), kind)
     assert "32 bits a channel; 8 and 16 are supported" in refused(
-        file_of(Image.fromarray(values), "TIFF")
+        encode_image(Image.fromarray(values), "TIFF")
     )

@@ -46,7 +46,7 @@ FIRST, SECOND = (
 )
 
 
-def model_of(kind: str, directory: Path) -> tuple[PackedModel, list[Work]]:
+def load_model(kind: str, directory: Path) -> tuple[PackedModel, list[Work]]:
     if kind == "entities":
         found = make_reference(directory, {}).directory
         return load(found), [
@@ -77,7 +77,7 @@ def model_of(kind: str, directory: Path) -> tuple[PackedModel, list[Work]]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> PackedModel:
-    return model_of("dense", tmp_path)[0]
+    return load_model("dense", tmp_path)[0]
 
 
 def prepared(model: PackedModel, texts: Sequence[str]) -> Prepared:
@@ -108,7 +108,7 @@ def assert_equal(got: Sequence[Output], wanted: Sequence[Output]) -> None:
 
 @pytest.mark.parametrize("kind", ["dense", "sparse", "labels", "classes", "entities"])
 def test_two_batches_on_the_device_give_the_outputs_of_forwards(kind: str, tmp_path: Path) -> None:
-    model, works = model_of(kind, tmp_path)
+    model, works = load_model(kind, tmp_path)
     jobs = [model.prepare(work) for work in works]
     wanted = [model.forward(job.head, job.sequences) for job in jobs]
     queue = model.queue = FakeQueue(is_manual=True)
@@ -245,7 +245,7 @@ def test_error_of_the_device_is_raised_where_the_batch_is_collected(model: Packe
 def test_memory_that_is_short_when_results_are_compacted_fails_the_batch_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, works = model_of("sparse", tmp_path)
+    model, works = load_model("sparse", tmp_path)
     jobs = [model.prepare(work) for work in works]
     wanted = [model.forward(job.head, job.sequences) for job in jobs]
     queue = model.queue = FakeQueue()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from libs.models.runtime.loaded import pinned
-from libs.models.runtime.loaded.pinned import ALIGNMENT, PAGE_BYTES, HostMemory
+from libs.models.runtime.loaded.pinned import ALIGNMENT, PAGE_BYTES, HostBuffer
 
 CUDA = torch.device("cuda")
 NOT_PERMITTED = 800  # cudaErrorNotPermitted
@@ -88,7 +88,7 @@ def runtime(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[F
 
 
 def test_memory_is_locked_while_it_is_held(runtime: FakeRuntime) -> None:
-    memory = HostMemory(1000, CUDA)
+    memory = HostBuffer(1000, CUDA)
     address = memory.part(0, 1000).data_ptr()
     assert address % ALIGNMENT == 0
     assert memory.is_pinned
@@ -100,7 +100,7 @@ def test_memory_is_locked_while_it_is_held(runtime: FakeRuntime) -> None:
 
 def test_small_models_share_no_page(runtime: FakeRuntime) -> None:
     """Allocations of the heap lie next to each other."""
-    memories = [HostMemory(size, CUDA) for size in (1000, 5000, PAGE_BYTES, 700) * 8]
+    memories = [HostBuffer(size, CUDA) for size in (1000, 5000, PAGE_BYTES, 700) * 8]
     assert all(memory.is_pinned for memory in memories)
     assert all(address % ALIGNMENT == 0 for address in runtime.registered)
 
@@ -110,7 +110,7 @@ def test_memory_that_cannot_be_locked_is_used_as_it_is_and_leaves_no_error(
 ) -> None:
     runtime.status = NOT_PERMITTED
     with caplog.at_level(logging.WARNING):
-        memories = [HostMemory(1000, CUDA) for _ in range(3)]
+        memories = [HostBuffer(1000, CUDA) for _ in range(3)]
     assert not any(memory.is_pinned for memory in memories)
     memories[0].part(10, 5).fill_(7)
     assert memories[0].part(8, 8).tolist()[2:7] == [7] * 5
@@ -140,6 +140,6 @@ def test_without_a_runtime_by_that_name_a_launch_clears_the_error(
 
 
 def test_memory_for_a_cpu_is_not_locked(runtime: FakeRuntime) -> None:
-    assert not HostMemory(1000, torch.device("cpu")).is_pinned
-    assert not HostMemory(0, CUDA).is_pinned, "the driver refuses to lock nothing"
+    assert not HostBuffer(1000, torch.device("cpu")).is_pinned
+    assert not HostBuffer(0, CUDA).is_pinned, "the driver refuses to lock nothing"
     assert runtime.registered == {}

@@ -16,7 +16,7 @@ from libs.models import PackedModel
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
 from libs.models.images.vlm.tower import ImageTower
 from libs.models.interface.sequences import YieldPoint
-from libs.models.runtime.loaded.peft import Place
+from libs.models.runtime.loaded.peft import LayerPlace
 from tests.models.test_backbones import joined
 from tests.parity.vlm_models import QUERIES, pages, small
 
@@ -58,7 +58,7 @@ def test_adapters_name_the_text_encoders_layers(pictured: VisionLanguageModel) -
         "language_model.model.",
         "vlm.language_model.",
     ):
-        assert pictured.names.place(f"{begin}layers.1.self_attn.k_proj") == Place(
+        assert pictured.names.place(f"{begin}layers.1.self_attn.k_proj") == LayerPlace(
             "layers.1.attn.qkv", 1
         )
     with pytest.raises(KeyError):

@@ -17,7 +17,7 @@ from shoal.extractions import (
 
 from libs.models.interface.work import Span, never_cancelled
 from libs.models.text.windows import merging
-from libs.models.text.windows.merging import Rules, best_scores, merged
+from libs.models.text.windows.merging import MergeRules, best_scores, merged
 
 TEXT = "0123456789" * 10
 SPANS = [Span(0, 40), Span(30, 70), Span(60, 100)]
@@ -31,18 +31,18 @@ def entity(
     return Entity(start - shift, end - shift, label, score, TEXT[start:end])
 
 
-def merge(*found: Extraction, rules: Rules | None = None) -> Extraction:
-    return merged(TEXT, SPANS, found, rules or Rules(), never_cancelled)
+def merge(*found: Extraction, rules: MergeRules | None = None) -> Extraction:
+    return merged(TEXT, SPANS, found, rules or MergeRules(), never_cancelled)
 
 
 def test_only_window_that_begins_later_has_the_texts_places() -> None:
     inner = entity(31, 34, window=1)
-    found = merged(TEXT, SPANS[1:2], [Extraction(entities=(inner,))], Rules(), never_cancelled)
+    found = merged(TEXT, SPANS[1:2], [Extraction(entities=(inner,))], MergeRules(), never_cancelled)
     assert [(one.start, one.end) for one in found.entities] == [(31, 34)]
 
 
 def entities(*found: tuple[Entity, ...], flat: bool = True) -> list[tuple[int, int, str, float]]:
-    result = merge(*(Extraction(entities=one) for one in found), rules=Rules(flat=flat))
+    result = merge(*(Extraction(entities=one) for one in found), rules=MergeRules(flat=flat))
     return [(one.start, one.end, one.label, one.score) for one in result.entities]
 
 
@@ -131,7 +131,7 @@ def test_relations_are_compared_only_with_those_of_overlapping_windows(
         Relation(Entity(15, 18, "a", 0.5, "x"), Entity(20, 22, "a", 0.5, "x"), "r", 0.5),
     )
     found = [Extraction(relations=(cut, whole)) for _ in windows]
-    kept = merged("x" * 3010, windows, found, Rules(), never_cancelled).relations
+    kept = merged("x" * 3010, windows, found, MergeRules(), never_cancelled).relations
     assert len(kept) == 200
     assert compared == 198  # about two for each of the 99 windows that have a cut one
 
@@ -141,7 +141,7 @@ def test_cut_relation_gives_way_to_one_of_any_overlapping_window() -> None:
     cut = Relation(Entity(34, 36, "a", 0.5, "x"), Entity(38, 40, "a", 0.5, "x"), "r", 0.9)
     whole = Relation(Entity(2, 4, "a", 0.5, "x"), Entity(6, 16, "a", 0.5, "x"), "r", 0.4)
     found = [Extraction(relations=(cut,)), Extraction(), Extraction(relations=(whole,))]
-    (kept,) = merged(TEXT, windows, found, Rules(), never_cancelled).relations
+    (kept,) = merged(TEXT, windows, found, MergeRules(), never_cancelled).relations
     assert (kept.tail.start, kept.tail.end) == (38, 48)
 
 
@@ -159,7 +159,7 @@ def test_merging_is_cancelled_between_results() -> None:
 
     for one in (Extraction(relations=relations), Extraction(entities=entities)):
         calls = 0
-        merged(TEXT, SPANS, [one, Extraction(), Extraction()], Rules(), check_cancelled)
+        merged(TEXT, SPANS, [one, Extraction(), Extraction()], MergeRules(), check_cancelled)
         assert calls >= 2 * len(relations) // 256  # they are placed, and then compared
 
 
@@ -197,10 +197,10 @@ def test_labels_are_the_best_of_windows_or_their_mean() -> None:
         )
         for one in (0.9, 0.2, 0.4)
     ]
-    best = merge(*parts, rules=Rules(exclusive_questions={"q": False}))
+    best = merge(*parts, rules=MergeRules(exclusive_questions={"q": False}))
     assert best.labels == (LabelScore("x", 0.9), LabelScore("y", 0.8))
     assert best.classifications[0].labels == best.labels
-    mean = merge(*parts, rules=Rules(exclusive=True, exclusive_questions={"q": True}))
+    mean = merge(*parts, rules=MergeRules(exclusive=True, exclusive_questions={"q": True}))
     assert [(one.label, round(one.score, 6)) for one in mean.labels] == [("x", 0.5), ("y", 0.5)]
     assert mean.classifications[0].labels == mean.labels
 

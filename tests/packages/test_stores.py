@@ -15,7 +15,7 @@ from shoal.bulk.places import place
 
 from examples.migration import ANSWERS
 from services.local.settings import MINILM, packaged_minilm
-from tests.bulk.fake_client import FakeClient, vector_of
+from tests.bulk.fake_client import FakeClient, make_vector
 from tests.bulk.jobs import run, table, write_parquet
 from tests.packages.environment import environment_with
 from tests.packages.fetching import unzip
@@ -89,7 +89,7 @@ async def test_output_of_a_job_is_read_by_pandas_polars_duckdb_and_lancedb(tmp_p
     written = table(tmp_path / "out")
     expected = [written["id"].to_pylist(), written["dense"].to_pylist()]
     texts = [f"text {number} {'a' * (number % 5)}" for number in range(35)]
-    assert expected == [[f"d{number}" for number in range(35)], [*map(vector_of, texts)]]
+    assert expected == [[f"d{number}" for number in range(35)], [*map(make_vector, texts)]]
     python = environment_with(["pandas", "polars", "duckdb", "lancedb"])
     script = str(Path(__file__).with_name("read_parts.py"))
     found = json.loads(output_of(python, script, str(tmp_path / "out")))

@@ -19,7 +19,7 @@ import transformers
 from safetensors.torch import save_file
 
 from tests.parity.recipes import RECIPES, Size
-from tests.parity.tokenizers import ROLES, tokenizer_of
+from tests.parity.tokenizers import ROLES, train_tokenizer
 
 transformers.logging.disable_progress_bar()
 
@@ -115,7 +115,7 @@ def random_model(
     """
     recipe = RECIPES[kind]
     size = Size(
-        len(tokenizer_of(recipe.tokenizer, vocabulary).get_vocab()),
+        len(train_tokenizer(recipe.tokenizer, vocabulary).get_vocab()),
         hidden,
         layers,
         heads,
@@ -150,7 +150,7 @@ def write_tokenizer(
     kind: Kind, directory: Path, vocabulary: int = 400, positions: int = 128
 ) -> None:
     """Return the tokenizer of `kind`, as transformers saves it."""
-    tokenizer = tokenizer_of(RECIPES[kind].tokenizer, vocabulary)
+    tokenizer = train_tokenizer(RECIPES[kind].tokenizer, vocabulary)
     names = tokenizer.get_vocab()
     roles = {
         "cls_token": ("[CLS]", "<s>"),

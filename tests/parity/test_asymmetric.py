@@ -21,7 +21,7 @@ from libs.errors import ModelBroken
 from libs.models import ClassifyWork, ExtractResult, ScoreResult, ScoreWork
 from tests.parity.checkpoints import Kind, write_checkpoint
 from tests.parity.test_heads import TEXTS, assert_close, dense, load, run
-from tests.parity.tokenizers import tokenizer_of
+from tests.parity.tokenizers import train_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -88,7 +88,7 @@ def write_static_queries(directory: Path, *, default: str | None = None) -> Path
     """Write a table of token vectors with a projection for queries, and an encoder for
     documents."""
     write_checkpoint("bert", directory / "bert")
-    tokenizer = tokenizer_of("bert", 400)
+    tokenizer = train_tokenizer("bert", 400)
     table = torch.randn(tokenizer.get_vocab_size(), 24, generator=torch.Generator().manual_seed(2))
     router = Router.for_query_document(
         [

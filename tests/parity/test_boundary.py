@@ -27,10 +27,10 @@ from shoal.schema import Schema, SchemaField, SchemaLabel, SchemaStructure
 from libs.catalog.detect import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
 from libs.kinds.gliner2.boundary import head, records
-from libs.kinds.gliner2.boundary.edges import Edge, distinct
+from libs.kinds.gliner2.boundary.edges import RelationEdge, distinct
 from libs.kinds.gliner2.boundary.head import UNUSED
 from libs.kinds.gliner2.boundary.records import assigned
-from libs.kinds.gliner2.boundary.spans import Span, disjoint
+from libs.kinds.gliner2.boundary.spans import ScoredSpan, disjoint
 from libs.kinds.gliner2.schemas import word_pattern
 from libs.kinds.gliner2.spans import processor as structure
 from libs.models import EntitiesWork, StructureWork
@@ -507,7 +507,7 @@ def test_disjoint_spans_have_the_largest_sum() -> None:
     drawn = np.random.default_rng(1)
     for _ in range(50):
         spans = [
-            Span(start, start + size, score)
+            ScoredSpan(start, start + size, score)
             for start, size, score in zip(
                 drawn.integers(0, 12, 10).tolist(),
                 drawn.integers(1, 6, 10).tolist(),
@@ -543,10 +543,10 @@ def test_relations_are_distinct() -> None:
             edges = []
             for ends in pairs:
                 head, tail = (
-                    Span(*end, role.setdefault(end, drawn.random()))
+                    ScoredSpan(*end, role.setdefault(end, drawn.random()))
                     for end, role in zip(ends, roles, strict=True)
                 )
-                edges.append(Edge(head, tail, drawn.random()))
+                edges.append(RelationEdge(head, tail, drawn.random()))
             asked = [
                 {
                     "score": edge.score,

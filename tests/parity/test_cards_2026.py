@@ -60,7 +60,7 @@ def both_sides(directory: Path, ids: list[int]) -> Tensor:
     )
 
 
-def ids_of(directory: Path, text: str, *, special: bool = True) -> list[int]:
+def token_ids(directory: Path, text: str, *, special: bool = True) -> list[int]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     found: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
     return found
@@ -88,7 +88,9 @@ def test_voyage_projects_bidirectional_states(tmp_path: Path) -> None:
     states = load_file(tmp_path / "model.safetensors")
     wanted = []
     for text in TEXTS:
-        ids = ids_of(tmp_path, f"Represent the query for retrieving supporting documents: {text}")
+        ids = token_ids(
+            tmp_path, f"Represent the query for retrieving supporting documents: {text}"
+        )
         wanted.append(F.normalize((both_sides(tmp_path, ids) @ matrix.T).mean(0), dim=0))
     named = {
         name if name.startswith("model.") else f"model.{name}": tensor
@@ -129,7 +131,7 @@ def test_nemotron_classifies_the_state_that_its_config_names(
     wanted = []
     for text in TEXTS:
         rendered = f"question:{QUERY} \n \n passage:{text}"
-        states = both_sides(tmp_path, ids_of(tmp_path, rendered))
+        states = both_sides(tmp_path, token_ids(tmp_path, rendered))
         pooled = {"avg": states.mean(0), "last": states[-1], "cls": states[0]}[pooling]
         wanted.append(float(head[0] @ pooled) / temperature)
     reconfigure(
@@ -157,7 +159,7 @@ def test_bge_reranker_v2_gemma_has_the_logit_of_yes(tmp_path: Path) -> None:
     yes = tokenizer.token_to_id("Yes")
     wanted: list[float] = []
     for text in TEXTS:
-        ids = ids_of(tmp_path, f"<bos>A: {QUERY}\nB: {text}\n{prompt}", special=False)
+        ids = token_ids(tmp_path, f"<bos>A: {QUERY}\nB: {text}\n{prompt}", special=False)
         with torch.inference_mode():
             wanted.append(float(network(input_ids=torch.tensor([ids])).logits[0, -1, yes]))
     assert_close(
@@ -276,7 +278,7 @@ def test_kalm_is_bidirectional_after_its_instruction(tmp_path: Path) -> None:
     )
     prompt = "Instruct: Given a query, retrieve documents that answer the query \n Query: "
     wanted = [
-        F.normalize(both_sides(tmp_path, ids_of(tmp_path, prompt + text)).mean(0), dim=0)
+        F.normalize(both_sides(tmp_path, token_ids(tmp_path, prompt + text)).mean(0), dim=0)
         for text in TEXTS
     ]
     reconfigure(tmp_path, {"is_causal": False})

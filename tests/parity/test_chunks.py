@@ -177,7 +177,7 @@ def finished(directory: Path, pooled: NDArray[np.float32]) -> NDArray[np.float32
     return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
 
 
-def pooling_of(directory: Path) -> Pooling:
+def read_pooling(directory: Path) -> Pooling:
     name: Pooling = directory.name.rsplit("-", 1)[-1].rstrip("0123456789")  # type: ignore[assignment]
     return name
 
@@ -191,7 +191,7 @@ def test_late_chunks_equal_the_papers_method(
     directory: Path, text: str, method: ChunkMethod, role: Literal["", "document"]
 ) -> None:
     """Alone and among others, within the model's 64 tokens and beyond them."""
-    model, pooling = load(directory), pooling_of(directory)
+    model, pooling = load(directory), read_pooling(directory)
     chunking = Chunking(method, max_tokens=11, overlap=3, late=True)
     alone = encode(model, EncodeWork([text], role=role, chunking=chunking))[0]
     others = [
@@ -209,7 +209,7 @@ def test_late_chunks_equal_the_papers_method(
 
 
 def test_late_chunk_of_a_whole_text_equals_its_vector(directory: Path) -> None:
-    if pooling_of(directory) == "cls_token":
+    if read_pooling(directory) == "cls_token":
         pytest.skip("late chunks of such models have the mean of their tokens")
     model = load(directory)
     whole = encode(model, EncodeWork([SHORT], role="document"))[0]

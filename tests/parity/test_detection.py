@@ -69,7 +69,7 @@ def outputs(model: Detector, sequences: Sequence[InputSequence]) -> list[Floats]
     )  # type: ignore[return-value]
 
 
-def sequences_of(written: Written, labels: Sequence[str] = LABELS) -> list[InputSequence]:
+def prepare_sequences(written: Written, labels: Sequence[str] = LABELS) -> list[InputSequence]:
     read = written.ours.labels(labels)
     return [
         written.ours.sequence(data, f"items[{number}]", read)
@@ -147,7 +147,7 @@ def test_pixels_equal_transformers(written: Written) -> None:
 
 
 def test_boxes_and_logits_equal_transformers(written: Written) -> None:
-    sequences = sequences_of(written)
+    sequences = prepare_sequences(written)
     together = outputs(written.ours, sequences)
     for data, got, one in zip(images(written.kind), together, sequences, strict=True):
         assert worst(got, as_ours(written.kind, reference(written, data))) <= FLOAT_BOUND
@@ -164,7 +164,9 @@ def test_bfloat16_is_as_good_as_the_reference(written: Written) -> None:
         ours,
     )
     own = theirs = 0.0
-    for data, got in zip(images(written.kind), outputs(ours, sequences_of(halved)), strict=True):
+    for data, got in zip(
+        images(written.kind), outputs(ours, prepare_sequences(halved)), strict=True
+    ):
         exact = as_ours(written.kind, reference(written, data))
         own += float(np.square(got - exact).sum())
         theirs += float(np.square(as_ours(written.kind, reference(halved, data)) - exact).sum())
@@ -197,7 +199,7 @@ def test_regions_equal_transformers(written: Written) -> None:
     exceed.
     """
     found = 0
-    for data, sequence in zip(images(written.kind), sequences_of(written), strict=True):
+    for data, sequence in zip(images(written.kind), prepare_sequences(written), strict=True):
         output = outputs(written.ours, [sequence])[0]
         scores = np.sort(1 / (1 + np.exp(-output[:, 4:])), axis=0)[::-1]
         thresholds = [
@@ -236,7 +238,7 @@ def test_is_preempted_between_layers(written: Written) -> None:
     the outputs are unchanged.
     """
     model = load_model(written.directory, "random/detector", CPU, torch.float32)
-    sequences = sequences_of(written)
+    sequences = prepare_sequences(written)
     some, others = sequences[:2], sequences[2:4]
     alone = [model.forward(HEAD, some), model.forward(HEAD, others)]
     calls: list[int] = []

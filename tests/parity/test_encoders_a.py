@@ -260,13 +260,15 @@ def test_padded_vocabulary_is_supported(kind: str, tmp_path: Path) -> None:
     assert alone.card.dimensions == 64
     vectors = [
         hidden.mean(0)
-        for hidden in reference(random_model(kind, config={"vocab_size": 512}), ids_of(directory))
+        for hidden in reference(
+            random_model(kind, config={"vocab_size": 512}), tokenize_all(directory)
+        )
     ]
     wanted = torch.stack(vectors)
     assert_close(dense(alone, TEXTS), (wanted / wanted.norm(dim=1, keepdim=True)).numpy())
 
 
-def ids_of(directory: Path) -> list[np.ndarray[tuple[int, ...], np.dtype[np.int32]]]:
+def tokenize_all(directory: Path) -> list[np.ndarray[tuple[int, ...], np.dtype[np.int32]]]:
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
     return [
         np.array(tokenizer(text, truncation=True, max_length=64)["input_ids"], np.int32)
@@ -319,7 +321,7 @@ def test_embeddings_equal_the_reference(name: str, tmp_path: Path) -> None:
     state = write_hub(family, tmp_path, config)
     write_tokenizer(tmp_path, "bert")
     write_sentence_files(tmp_path, SentenceFiles(normalize=False), hidden=64)
-    rows = [torch.from_numpy(ids).long() for ids in ids_of(tmp_path)]
+    rows = [torch.from_numpy(ids).long() for ids in tokenize_all(tmp_path)]
     wanted = torch.stack(
         [family.forward(state, config, ids, torch.zeros_like(ids)).mean(0) for ids in rows]
     )

@@ -22,7 +22,7 @@ from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupporte
 from libs.models import ClassifyWork, ExtractResult, PackedModel, ScoreWork, Truncation, load_model
 from tests.parity.recipes import RECIPES, Size
 from tests.parity.test_heads import TEXTS, assert_close, load, run
-from tests.parity.tokenizers import tokenizer_of
+from tests.parity.tokenizers import train_tokenizer
 
 # transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -81,7 +81,7 @@ def write(
     """Return the package's model and tokenizer, saved in `directory`. `more` overrides the
     encoder's configuration.
     """
-    own = Tokenizer.from_str(tokenizer_of(RECIPES[encoder].tokenizer, 400).to_str())
+    own = Tokenizer.from_str(train_tokenizer(RECIPES[encoder].tokenizer, 400).to_str())
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=own,
         cls_token="[CLS]",

@@ -58,7 +58,7 @@ def vectors(model: ImageModel, name: str, sequences: Sequence[InputSequence]) ->
     return torch.stack([torch.from_numpy(np.asarray(output)) for output in outputs])
 
 
-def images_of(model: ImageModel, files: Sequence[bytes] = ()) -> list[InputSequence]:
+def prepare_images(model: ImageModel, files: Sequence[bytes] = ()) -> list[InputSequence]:
     return [
         model.input.sequence(data, f"items[{number}]")
         for number, data in enumerate(files or pictures())
@@ -111,7 +111,7 @@ def test_every_family_is_in_the_table() -> None:
 def test_images_equal_transformers(kind: str, tmp_path: Path) -> None:
     wanted = reference(kind, write_checkpoint(kind, tmp_path))
     model = load(tmp_path)
-    sequences = images_of(model)
+    sequences = prepare_images(model)
     together = vectors(model, "image", sequences)
     assert worst(together, wanted) <= FLOAT_BOUND
     alone = torch.cat([vectors(model, "image", [one]) for one in sequences])
@@ -132,7 +132,7 @@ def test_awkward_images_equal_transformers(
         monkeypatch.setattr(processor(kind), "size", {"shortest_edge": 15})
     files = awkward_pictures()
     model = load(tmp_path)
-    sequences = images_of(model, list(files.values()))
+    sequences = prepare_images(model, list(files.values()))
     together = vectors(model, "image", sequences)
     wanted = reference(kind, theirs, files=list(files.values()))
     errors = {
@@ -154,7 +154,7 @@ def test_bfloat16_is_as_good_as_the_reference(kind: str, tmp_path: Path) -> None
     theirs = write_checkpoint(kind, tmp_path)
     exact = reference(kind, theirs)
     model = load(tmp_path, torch.bfloat16)
-    own = vectors(model, "image", images_of(model))
+    own = vectors(model, "image", prepare_images(model))
     halved = reference(kind, theirs.to(torch.bfloat16), torch.bfloat16)
     assert (own - exact).norm() <= 3 * (halved - exact).norm()
 
@@ -192,7 +192,7 @@ def test_texts_and_images_of_one_space_equal_transformers(kind: str, tmp_path: P
         )
     text = vectors(model, "dense", [InputSequence(row) for row in rows])
     assert worst(text, wanted) <= FLOAT_BOUND
-    image = vectors(model, "image", images_of(model))
+    image = vectors(model, "image", prepare_images(model))
     assert text.shape[1] == image.shape[1]
     data = pictures()[1]
     with torch.inference_mode():
@@ -209,7 +209,7 @@ def test_texts_and_images_of_one_space_equal_transformers(kind: str, tmp_path: P
 def test_images_of_many_sizes_share_a_batch(tmp_path: Path) -> None:
     write_checkpoint("dinov2", tmp_path)
     model = load(tmp_path)
-    lengths = [one.tokens for one in images_of(model)]
+    lengths = [one.tokens for one in prepare_images(model)]
     assert len(set(lengths)) > 3
     assert lengths[0] == 1 + 5 * 5
 
@@ -223,7 +223,7 @@ def test_both_forms_of_old_configurations_are_read(tmp_path: Path) -> None:
     """If `vision_config_dict` exists, transformers prefers it."""
     write_checkpoint("clip", tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
-    wanted = vectors(load(tmp_path), "image", images_of(load(tmp_path)))
+    wanted = vectors(load(tmp_path), "image", prepare_images(load(tmp_path)))
     edit(
         tmp_path,
         "config.json",
@@ -231,7 +231,9 @@ def test_both_forms_of_old_configurations_are_read(tmp_path: Path) -> None:
         vision_config_dict=written["vision_config"],
         text_config_dict=None,
     )
-    torch.testing.assert_close(vectors(load(tmp_path), "image", images_of(load(tmp_path))), wanted)
+    torch.testing.assert_close(
+        vectors(load(tmp_path), "image", prepare_images(load(tmp_path))), wanted
+    )
 
 
 def test_processor_of_transformers_5_is_read(tmp_path: Path) -> None:
@@ -258,8 +260,8 @@ def test_layout_of_sentence_transformers_is_read(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(json.dumps([module]))
     wanted = load(tmp_path / "0_CLIPModel")
     torch.testing.assert_close(
-        vectors(load(tmp_path), "image", images_of(wanted)),
-        vectors(wanted, "image", images_of(wanted)),
+        vectors(load(tmp_path), "image", prepare_images(wanted)),
+        vectors(wanted, "image", prepare_images(wanted)),
     )
     (tmp_path / "modules.json").write_text(json.dumps([{**module, "path": "../elsewhere"}]))
     with pytest.raises(ModelBroken):
@@ -331,8 +333,8 @@ def test_encoder_config_precedes_remote_code_layout(tmp_path: Path) -> None:
         json.dumps({"model_type": "siglip", "auto_map": {"AutoModel": "marqo.Model"}})
     )
     torch.testing.assert_close(
-        vectors(load(tmp_path), "image", images_of(wanted)),
-        vectors(wanted, "image", images_of(wanted)),
+        vectors(load(tmp_path), "image", prepare_images(wanted)),
+        vectors(wanted, "image", prepare_images(wanted)),
     )
     write_checkpoint("clip", tmp_path)
     assert "text_projection.weight" in load(tmp_path).state

@@ -18,7 +18,7 @@ from torch import Tensor
 from libs.catalog.overrides import Overrides
 from libs.kernels.linear.packed import PackedLinear
 from libs.models import InputSequence, PackedModel, load_model
-from libs.models.layers.embeddings import Table, TokenEmbedding
+from libs.models.layers.embeddings import EmbeddingTable, TokenEmbedding
 from libs.models.layers.encoder import FeedForward, PackedEncoder, resident_bytes
 from libs.models.runtime.precision.agreement import MIN_COSINE, cosine
 from libs.models.runtime.precision.int8 import answered, compared
@@ -158,7 +158,7 @@ def test_label_vectors_are_cached_in_int8(tmp_path: Path) -> None:
         )
 
 
-def token_table(model: PackedModel) -> Table:
+def token_table(model: PackedModel) -> EmbeddingTable:
     embed = model.backbones[0].encoder.embed
     assert isinstance(embed, TokenEmbedding)
     return embed.token

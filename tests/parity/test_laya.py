@@ -25,7 +25,7 @@ from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupporte
 from libs.models import ClassifyWork, ExtractResult, PackedModel, ScoreWork, Truncation
 from tests.parity.recipes import RECIPES, Size
 from tests.parity.test_heads import TEXTS, load, run
-from tests.parity.tokenizers import tokenizer_of
+from tests.parity.tokenizers import train_tokenizer
 
 # transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -116,7 +116,7 @@ class Reference:
 
 def write(directory: Path, *, layers: int = 2, limit: int = 512, **more: object) -> Reference:
     """A random checkpoint in the package's form."""
-    own = Tokenizer.from_str(tokenizer_of("bert", 400).to_str())
+    own = Tokenizer.from_str(train_tokenizer("bert", 400).to_str())
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=own,
         cls_token="[CLS]",

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from libs.errors import InputTooLong, ModelBroken
 from libs.models import EncodeWork, ScoreWork
 from tests.parity.test_heads import assert_close, dense, load, scores
-from tests.parity.tokenizers import tokenizer_of
+from tests.parity.tokenizers import train_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -39,7 +39,7 @@ TEXTS = [
 
 
 def copied_tokenizer() -> Tokenizer:
-    return Tokenizer.from_str(tokenizer_of("bert", 400).to_str())
+    return Tokenizer.from_str(train_tokenizer("bert", 400).to_str())
 
 
 def write_model2vec(

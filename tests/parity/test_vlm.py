@@ -81,11 +81,11 @@ def worst(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     )
 
 
-def pages_of(model: VisionLanguageModel) -> list[InputSequence]:
+def prepare_pages(model: VisionLanguageModel) -> list[InputSequence]:
     return [model.input.sequence(data, f"items[{number}]") for number, data in enumerate(pages())]
 
 
-def queries_of(model: VisionLanguageModel) -> list[InputSequence]:
+def prepare_queries(model: VisionLanguageModel) -> list[InputSequence]:
     return model.input.encode_texts(QUERIES, "query", "end", lambda number: f"items[{number}].text")
 
 
@@ -101,7 +101,7 @@ def test_pages_and_queries_equal_transformers(kind: str, model: VisionLanguageMo
     wanted = theirs.pages(images) + theirs.queries(QUERIES)
     double = theirs.doubled()
     exact = double.pages(images, torch.float64) + double.queries(QUERIES, torch.float64)
-    sequences = pages_of(model) + queries_of(model)
+    sequences = prepare_pages(model) + prepare_queries(model)
     together = vectors(model, sequences)
     assert worst(together, exact) <= max(FLOAT_BOUND, worst(wanted, exact))
     alone = [vectors(model, [one])[0] for one in sequences]
@@ -117,14 +117,14 @@ def test_bfloat16_is_as_good_as_the_reference(kind: str, directory: Path) -> Non
         halved.pages(images, torch.bfloat16) + halved.queries(QUERIES, torch.bfloat16)
     )
     model = load_vision_language(directory, dtype=torch.bfloat16, device=CPU)
-    own = torch.cat(vectors(model, pages_of(model) + queries_of(model)))
+    own = torch.cat(vectors(model, prepare_pages(model) + prepare_queries(model)))
     assert (own - exact).norm() <= 3 * (reference - exact).norm()
 
 
 def test_prices_are_known_from_the_header(
     model: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sequences = pages_of(model)
+    sequences = prepare_pages(model)
     monkeypatch.setattr("libs.models.images.vlm.parts.decoding", None)
     for data, one in zip(pages(), sequences, strict=True):
         assert model.input.tokens(data, "items[0]") == one.tokens
@@ -210,7 +210,10 @@ def test_added_tokens_in_a_separate_table_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = load_vision_language(tmp_path, dtype=torch.float32, device=CPU)
     wanted = theirs.pages([opened(data) for data in pages()[:2]]) + theirs.queries(QUERIES)
-    assert worst(vectors(model, pages_of(model)[:2] + queries_of(model)), wanted) <= FLOAT_BOUND
+    assert (
+        worst(vectors(model, prepare_pages(model)[:2] + prepare_queries(model)), wanted)
+        <= FLOAT_BOUND
+    )
 
 
 def test_adapters_are_merged_into_their_base(tmp_path: Path) -> None:
@@ -227,7 +230,10 @@ def test_adapters_are_merged_into_their_base(tmp_path: Path) -> None:
         load_vision_language(adapter, dtype=torch.float32, device=CPU)
     model = load_vision_language(adapter, dtype=torch.float32, device=CPU, base=base)
     wanted = adapted.pages(images) + adapted.queries(QUERIES)
-    assert worst(vectors(model, pages_of(model)[:2] + queries_of(model)), wanted) <= FLOAT_BOUND
+    assert (
+        worst(vectors(model, prepare_pages(model)[:2] + prepare_queries(model)), wanted)
+        <= FLOAT_BOUND
+    )
     odd = {
         f"base_model.model.model.extra.lora_{factor}.weight": torch.zeros(3, 3) for factor in "AB"
     }

@@ -51,7 +51,7 @@ _FALLBACK_TEXT = (
 
 
 @lru_cache
-def tokenizer_of(style: Style, vocabulary: int) -> Tokenizer:
+def train_tokenizer(style: Style, vocabulary: int) -> Tokenizer:
     """Train at most `vocabulary` tokens, special ones included."""
     text = _CORPUS.read_text() if _CORPUS.exists() else _FALLBACK_TEXT * 50
     lines = text.splitlines()[:300]

@@ -24,7 +24,7 @@ from tokenizers import AddedToken
 from torch import Tensor
 from transformers.models.qwen3_vl import modeling_qwen3_vl
 
-from tests.parity.tokenizers import ROLES, Style, tokenizer_of
+from tests.parity.tokenizers import ROLES, Style, train_tokenizer
 
 _IMAGES = {
     "hidden_size": 32,
@@ -48,8 +48,8 @@ QUERIES = ["what must a licensee do", "a", "naïve café, 東京 and so on"]
 
 
 def _tokenizer(style: Style, special: Sequence[str]) -> transformers.PreTrainedTokenizerFast:
-    copy = type(tokenizer_of(style, _VOCABULARY)).from_str(
-        tokenizer_of(style, _VOCABULARY).to_str()
+    copy = type(train_tokenizer(style, _VOCABULARY)).from_str(
+        train_tokenizer(style, _VOCABULARY).to_str()
     )
     copy.add_special_tokens(
         [AddedToken(token, normalized=False, special=True) for token in special]

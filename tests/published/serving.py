@@ -14,7 +14,7 @@ import shoal
 import transformers
 
 from libs.errors import ModelBroken
-from libs.store import Store
+from libs.store import ModelStore
 from tests.published.table import Comparison
 from tests.support.cluster import Cluster
 
@@ -29,7 +29,7 @@ class Published:
     `folder` holds models that had to be converted.
     """
 
-    store: Store
+    store: ModelStore
     client: shoal.Client
     folder: Path
 
@@ -63,7 +63,7 @@ class Published:
 
 
 @contextmanager
-def published(root: Path, store: Store, environment: Mapping[str, str]) -> Iterator[Published]:
+def published(root: Path, store: ModelStore, environment: Mapping[str, str]) -> Iterator[Published]:
     """Run a router and a worker on this machine's CPU, in float32.
 
     Args:

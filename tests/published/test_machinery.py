@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from libs.catalog import coverage
-from libs.store import Store
+from libs.store import ModelStore
 from libs.store.cache import Cache
 from libs.store.hub import Hub
 from tests.conftest import pytest_configure
@@ -87,7 +87,7 @@ def without_tokenizer(directory: Path, target: Path) -> Path:
 @pytest.fixture(scope="module")
 def running(hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Published]:
     root = tmp_path_factory.mktemp("published")
-    store = Store(
+    store = ModelStore(
         [Hub(endpoint=hub.endpoint, cache=root / "hf")], Cache(root / "store"), 1 << 40, TRANSFER
     )
     environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(root / "hf"), "HF_HUB_OFFLINE": "0"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from redis.asyncio import Redis
 
 from libs.queue import LaneGauges, LaneKey, Lanes, Priority, Pulled, QueuedJob
-from libs.queue.keys import Keys
+from libs.queue.keys import RedisKeys
 
 DEAD = b"worker lost"
 LANE = LaneKey("cpu", "org/model")
@@ -108,7 +108,7 @@ async def look_inside(redis: Redis) -> Inside:
         holders,
         tenant_of,
         _,
-    ) = Keys(1).lane_keys(LANE)
+    ) = RedisKeys(1).lane_keys(LANE)
     members = [
         raw(member) for lane in (interactive, bulk) for member in await redis.zrange(lane, 0, -1)
     ]

@@ -19,7 +19,7 @@ from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, UnsuitableRedis, connect
 from libs.queue.connection.acl import ROUTER, SCHEDULER, User, acl_file
 from libs.queue.queue_position import QueuePositions
-from libs.queue.rates import Rate, Rates
+from libs.queue.rates import RateLimit, Rates
 from tests.queue.parts import DEAD, LANE, Clock, add, job, lease, make_lanes
 from tests.support.acl import PASSWORD, add_user, connect_as, refusals
 from tests.support.redis import RedisServer
@@ -126,7 +126,7 @@ async def as_a_router(redis: Redis) -> None:
         clock.ms += 10_000
     await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
     await QueuePositions(redis).read(LANE, ["t"])
-    await Rates(redis).take("t", Rate(1.0, 1.0), 5)
+    await Rates(redis).take("t", RateLimit(1.0, 1.0), 5)
     await lanes.fail_all(LANE, b"x")
     await lanes.drop_replies("a")
     await QueuePositions(redis).forget(LANE)

@@ -18,9 +18,9 @@ from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, Pulled, RedisCheck, UnsuitableRedis, connect, open_all
 from libs.queue.connection.acl import ROUTER, SCHEDULER
 from libs.queue.connection.cluster import ClusterRedis, client_for_key, list_masters
-from libs.queue.keys import LAYOUT, STREAMED_CHANNEL, Keys
+from libs.queue.keys import LAYOUT, STREAMED_CHANNEL, RedisKeys
 from libs.queue.queue_position import QueuePositions
-from libs.queue.rates import Rate, Rates, rates_key
+from libs.queue.rates import RateLimit, Rates, rates_key
 from libs.versions import LAYOUT_VERSION
 from tests.fleet import test_cards, test_lead, test_reader, test_registry
 from tests.queue import test_lanes, test_leases, test_order, test_queue_position, test_upkeep
@@ -92,11 +92,11 @@ def sharded(redis: Redis, clock: Clock | None, router_id: str) -> Lanes:
 
 
 def tag_of(lane: LaneKey) -> str:
-    return f"{{{Keys(SLOTS).locate(lane)[0]}}}"
+    return f"{{{RedisKeys(SLOTS).locate(lane)[0]}}}"
 
 
 def lanes_at(cluster: RedisCluster, port: int) -> list[LaneKey]:
-    return [lane for lane in MODELS if cluster.master_of(tag_of(lane)) == port]
+    return [lane for lane in MODELS if cluster.master_port(tag_of(lane)) == port]
 
 
 async def put(lanes: Lanes, lane: LaneKey, *names: str) -> None:
@@ -176,7 +176,7 @@ async def test_lanes_of_all_masters_are_served_together(
     await a.check()
     await a.load_scripts()
     await open_all(as_router)
-    assert len({cluster.master_of(tag_of(lane)) for lane in MODELS}) == 3
+    assert len({cluster.master_port(tag_of(lane)) for lane in MODELS}) == 3
     for lane in MODELS:
         await put(a, lane, lane.model, f"{lane.model} left")
         pulled = await b.pull(
@@ -259,7 +259,7 @@ async def test_streamed_text_is_passed_on_by_one_shard_where_servers_can(
     channel = f"{STREAMED_CHANNEL}:a"
 
     def is_subscribed() -> bool:
-        with cluster.client(cluster.master_of(channel)) as node:
+        with cluster.client(cluster.master_port(channel)) as node:
             has_shards = int(node.info("server")["redis_version"].split(".")[0]) >= 7
             if has_shards:
                 return bool(node.execute_command("PUBSUB", "SHARDNUMSUB", channel)[1] == 1)
@@ -282,7 +282,7 @@ async def test_streamed_text_is_passed_on_by_one_shard_where_servers_can(
         await asyncio.to_thread(wait_until, is_subscribed, 60, "the subscription")
         await b.publish_streamed("a", text)
         assert await asyncio.wait_for(taken.get(), 60) == text
-        others = [port for port in cluster.masters() if port != cluster.master_of(channel)]
+        others = [port for port in cluster.masters() if port != cluster.master_port(channel)]
         await asyncio.to_thread(cluster.move_slot, channel, others[0])
     await end_tasks([taking])
 
@@ -300,7 +300,7 @@ async def test_fleet_and_rates_are_kept_for_all_routers(
     assert [one.load_model for one in await router.orders("w", "e", 0)] == ["m"]
     await scheduler.note_plan(fence, 1, {"m": "wanted"})
     assert await router.plan_notes("m") == {"m": "wanted"}
-    rate = Rate(requests_per_second=0.001, burst_seconds=1000)
+    rate = RateLimit(requests_per_second=0.001, burst_seconds=1000)
     for tenant in map(str, range(8)):
         first, second = (Rates(client, slots=SLOTS) for client in (as_router, connected()))
         assert await first.take(tenant, rate, 1) == 0.0
@@ -334,7 +334,7 @@ async def test_planned_failover_loses_and_refuses_nothing(
     lanes = sharded(as_router, clock, "a")
     redis_check = RedisCheck(lanes)
     await redis_check.run_if_due()
-    old = cluster.master_of(tag_of(LANE))
+    old = cluster.master_port(tag_of(LANE))
     before, sent = lanes.masters.addresses, 0
     is_over = False
 
@@ -362,7 +362,7 @@ async def test_planned_failover_loses_and_refuses_nothing(
     is_over = True
     await asyncio.gather(sending, taking)
     await end_tasks([hearing])
-    assert cluster.master_of(tag_of(LANE)) != old
+    assert cluster.master_port(tag_of(LANE)) != old
     assert lanes.masters.addresses != before
     await redis_check.run_if_due()
     found: list[str] = []
@@ -378,7 +378,7 @@ async def test_lanes_of_other_masters_are_served_while_one_is_dead(
     await lanes.check()
     for lane in MODELS:
         await put(lanes, lane, "before")
-    victim = cluster.master_of(tag_of(LANE))
+    victim = cluster.master_port(tag_of(LANE))
     dead = lanes_at(cluster, victim)
     healthy = [lane for lane in MODELS if lane not in dead]
     assert dead
@@ -403,7 +403,7 @@ async def test_lanes_of_other_masters_are_served_while_one_is_dead(
     for lane in dead:
         await eventually(lambda lane=lane: put(lanes, lane, "after"))  # type: ignore[misc]
         assert "before" in ids(await pull(lanes, lane))
-    assert cluster.master_of(tag_of(LANE)) != victim
+    assert cluster.master_port(tag_of(LANE)) != victim
     assert await lanes.check(again=True)
 
 
@@ -415,8 +415,8 @@ async def test_master_that_does_not_answer_delays_no_work_for_the_others(
     await lanes.check()
     for lane in MODELS:
         await put(lanes, lane, "a")
-    victim = cluster.master_of("{fleet}")
-    assert cluster.master_of(LAYOUT) == victim
+    victim = cluster.master_port("{fleet}")
+    assert cluster.master_port(LAYOUT) == victim
     silent = lanes_at(cluster, victim)
     healthy = [lane for lane in MODELS if lane not in silent]
     batch = await pull(lanes, healthy[0])
@@ -463,14 +463,17 @@ async def test_keys_of_a_migrating_slot_are_found_at_either_master(
     await lanes.check()
     lane = MODELS[0]
     await put(lanes, lane, "a")
-    inbox = lanes.inboxes[Keys(SLOTS).locate(lane)[0]]
+    inbox = lanes.inboxes[RedisKeys(SLOTS).locate(lane)[0]]
     with cluster.migrating(tag_of(lane)) as finish:
         assert await lanes.missing(lane, ["a", "b"]) == ["b"]
         assert await lanes.take_replies(0.1, inbox) == []
         assert [one.queued_jobs for one in await lanes.lane_gauges()] == [1]
         await lanes.drop_replies("b")
         finish()
-    rate, rates = Rate(requests_per_second=0.001, burst_seconds=1000), Rates(as_router, slots=SLOTS)
+    rate, rates = (
+        RateLimit(requests_per_second=0.001, burst_seconds=1000),
+        Rates(as_router, slots=SLOTS),
+    )
     for tenant in map(str, range(4)):
         assert await rates.take(tenant, rate, 1) == 0.0
         with cluster.migrating(rates_key(tenant, SLOTS)) as finish:
@@ -505,7 +508,7 @@ async def test_node_without_cluster_url_and_url_without_cluster_are_refused_by_n
     connected: Connect, cluster: RedisCluster
 ) -> None:
     clock = Clock()
-    port = next(port for port in cluster.masters() if port != cluster.master_of("{0}"))
+    port = next(port for port in cluster.masters() if port != cluster.master_port("{0}"))
     with pytest.raises(NoCapacity, match=r"redis\+cluster://"):
         await add(make_lanes(connected(f"redis://127.0.0.1:{port}"), clock, "a"), job("a"))
     single = TcpServer()

@@ -15,7 +15,7 @@ from redis import Redis as SyncRedis
 
 from libs.errors import NoCapacity
 from libs.queue import LaneKey, Lanes, Pulled, RedisTrust, connect, open_all
-from libs.queue.keys import Keys
+from libs.queue.keys import RedisKeys
 from tests.queue.parts import DEAD, Clock, ids, job
 from tests.support.certificates import Certificates
 from tests.support.redis import RedisServer
@@ -88,7 +88,7 @@ async def test_every_master_is_reached_over_mutual_tls(nodes: TlsNodes) -> None:
         assert await lanes.check()
         await lanes.load_scripts()
         await open_all(redis)
-        assert len({Keys(SLOTS).locate(lane)[0] for lane in MODELS}) > MASTERS
+        assert len({RedisKeys(SLOTS).locate(lane)[0] for lane in MODELS}) > MASTERS
         for lane in MODELS:
             assert await lanes.enqueue(lane, [[job(lane.model)]], max_tokens=1000, notify=True)
             pulled = await lanes.pull(lane, worker_id="w", budget_tokens=100, budget_jobs=2)

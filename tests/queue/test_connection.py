@@ -1,4 +1,4 @@
-"""Redis that is wrong, away, forgetful or full; and the bells."""
+"""Redis that is wrong, away, forgetful or full; and the wakeups."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from libs.queue import Idle, LaneKey, Lanes, Pulled, RenewedBatch, WorkerWakeup
-from libs.queue.keys import Keys
+from libs.queue.keys import RedisKeys
 from tests.queue.parts import (
     DEAD,
     FAR_MS,
@@ -94,7 +94,7 @@ async def test_job_that_kills_workers_fails_and_is_answered(
         clock.ms += LEASE_MS
     assert await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1) == Idle(None)
     assert await other.take_replies(0) == [("poison", DEAD)]
-    dead_letters = Keys(1).lane_keys(LANE)[11]
+    dead_letters = RedisKeys(1).lane_keys(LANE)[11]
     letters = await redis.xrange(dead_letters)
     assert letters is not None
     ((_, letter),) = letters
@@ -119,7 +119,7 @@ async def test_dead_letters_are_bounded(redis: Redis, clock: Clock) -> None:
         clock.ms += LEASE_MS
     await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1)
     assert (await gauges(lanes)).dead == 1000
-    assert await redis.xlen(Keys(1).lane_keys(LANE)[11]) <= 200
+    assert await redis.xlen(RedisKeys(1).lane_keys(LANE)[11]) <= 200
 
 
 async def test_late_answer_counts_if_it_is_the_first(

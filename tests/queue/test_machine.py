@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from libs.queue import LaneKey, Priority, Pulled, QueuedJob, connect
-from libs.queue.keys import Keys
+from libs.queue.keys import RedisKeys
 from tests.queue.parts import (
     DEAD,
     LANE,
@@ -175,7 +175,7 @@ class LaneMachine(RuleBasedStateMachine):
         given = [
             job_id for job_id, _ in results if self.was_given(job_id, worker, batch.batch_id, held)
         ]
-        ends = release and held and (bool(given) or self.is_of(worker, batch.batch_id))
+        ends = release and held and (bool(given) or self.is_held_by(worker, batch.batch_id))
         unfinished = [job_id for job_id in given if job_id in self.alive]
         completed = self.run(
             self.lanes[router].complete(LANE, worker, batch.batch_id, results, release=release)
@@ -202,7 +202,7 @@ class LaneMachine(RuleBasedStateMachine):
             f"{worker}\t{batch_id}" in noted if noted else held and job_id in self.leased[batch_id]
         )
 
-    def is_of(self, worker: str, batch_id: str) -> bool:
+    def is_held_by(self, worker: str, batch_id: str) -> bool:
         left = [job_id for job_id, one in self.leased[batch_id].items() if self.is_unfinished(one)]
         return not left or self.was_given(left[0], worker, batch_id, True)
 
@@ -232,7 +232,7 @@ class LaneMachine(RuleBasedStateMachine):
         worker = self.worker[batch.batch_id] if is_own else "thief"
         held = batch.batch_id in self.run(look_inside(self.redis)).leases
         (renewed,) = self.run(self.lanes[router].renew(LANE, worker, [batch.batch_id]))
-        assert renewed.lost == (not held or not self.is_of(worker, batch.batch_id))
+        assert renewed.lost == (not held or not self.is_held_by(worker, batch.batch_id))
         over = [
             job_id
             for job_id, one in self.leased[batch.batch_id].items()
@@ -296,7 +296,7 @@ class LaneMachine(RuleBasedStateMachine):
             one.job_id: one.tenant for one in self.alive.values() if one.priority == "interactive"
         }
         batches = [
-            self.run(self.redis.eval(UNPACK, 1, Keys(1).lane_keys(LANE)[8], batch))
+            self.run(self.redis.eval(UNPACK, 1, RedisKeys(1).lane_keys(LANE)[8], batch))
             for batch in inside.batches
         ]
         leased = [member.decode().split(":", 3)[3] for batch in batches for member in batch[1::2]]
@@ -368,5 +368,7 @@ def test_lane_names_can_be_read_back(lane: LaneKey) -> None:
 
 def test_all_keys_of_a_lane_are_on_one_slot() -> None:
     for number in range(100):
-        tags = {key.split("}")[0] for key in Keys(16).lane_keys(LaneKey("cpu", f"org/{number}"))}
+        tags = {
+            key.split("}")[0] for key in RedisKeys(16).lane_keys(LaneKey("cpu", f"org/{number}"))
+        }
         assert len(tags) == 1

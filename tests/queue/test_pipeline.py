@@ -17,7 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from libs.queue import connect
 from libs.queue.connection import client
-from libs.queue.connection.pipeline import Server
+from libs.queue.connection.pipeline import ServerConnections
 from tests.support.redis import RedisServer
 
 ECHO = "return ARGV[1]"
@@ -149,7 +149,7 @@ async def test_callers_share_one_failing_attempt_to_connect() -> None:
             raise RedisConnectionError("refused")
 
     pool: Any = Pool()
-    server = Server(pool, answer_seconds=1)
+    server = ServerConnections(pool, answer_seconds=1)
     waiting = [asyncio.create_task(server.open()) for _ in range(10)]
     await asyncio.sleep(0)
     refused.set()
@@ -178,7 +178,7 @@ async def test_connection_that_is_opened_while_its_server_is_closed_is_closed_to
         async def aclose(self) -> None: ...
 
     pool: Any = Pool()
-    server = Server(pool, answer_seconds=1)
+    server = ServerConnections(pool, answer_seconds=1)
     opening = asyncio.create_task(server.open())
     await asked.wait()
     await server.close()

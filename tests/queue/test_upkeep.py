@@ -5,7 +5,7 @@ from __future__ import annotations
 from redis.asyncio import Redis
 
 from libs.queue import Idle, LaneGauges, LaneKey, Lanes
-from libs.queue.keys import Keys
+from libs.queue.keys import RedisKeys
 from tests.queue.parts import (
     DEAD,
     LANE,
@@ -75,7 +75,7 @@ async def test_idle_lane_keeps_only_keys_that_expire(
         )
     assert len(suspects.jobs) == 5
     assert await look_inside(redis) == NOTHING
-    index = Keys(1).indexes()[0]
+    index = RedisKeys(1).indexes()[0]
     lasting = [key for key in await redis.keys("*") if await redis.pttl(key) < 0]
     assert lasting == [index.encode()]
     # ... and the index forgets the lane after a day.
@@ -115,7 +115,7 @@ async def test_sweep_revokes_expired_leases_without_pulls(redis: Redis, clock: C
 async def test_sweep_recounts_gauges_and_frees_stranded_jobs(lanes: Lanes, redis: Redis) -> None:
     await add(lanes, *(job(name) for name in "abcd"))
     pulled = await lease(lanes, 20)
-    keys = Keys(1).lane_keys(LANE)
+    keys = RedisKeys(1).lane_keys(LANE)
     await redis.hset(keys[9], mapping={"queued": 7777, "leased": -5})
     await redis.hdel(keys[8], pulled.batch_id)  # as if Redis had lost part of its data
     await lanes.sweep(LANE)

@@ -33,7 +33,7 @@ def written_for(model: GenerativeModel, *works: GenerationWork) -> list[list[lis
     return [[output.ids.tolist() for output in outputs] for _, outputs in _answers(model, works)]
 
 
-def result_of(model: GenerativeModel, work: GenerationWork) -> ExtractResult:
+def run_work(model: GenerativeModel, work: GenerationWork) -> ExtractResult:
     ((prepared, outputs),) = _answers(model, [work])
     found = model.finish(prepared, outputs)
     assert isinstance(found, ExtractResult)

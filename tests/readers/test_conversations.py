@@ -27,7 +27,7 @@ from libs.models.loading import load_served_model
 from libs.models.readers.conversation import ConversationReader
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers.conversation_models import KINDS, QWEN, write, written
-from tests.readers.support import MAX_TOKENS, load, result_of, work_on, written_for
+from tests.readers.support import MAX_TOKENS, load, run_work, work_on, written_for
 
 ASKED = "What is in it?"
 THIN = ("1 x 300", "300 x 1", "1 x 1")
@@ -57,7 +57,7 @@ def test_image_sides_are_multiples_of_the_processors_unit(tmp_path: Path) -> Non
     """Sides are multiples of squares of patches, of patches, or of neither (LightOnOCR)."""
     reference, file = write("lighton_ocr", tmp_path), tmp_path / "preprocessor_config.json"
     values = json.loads(file.read_text())
-    images = [png_of(height, width) for height, width in ((40, 56), (41, 43), (30, 44), (9, 63))]
+    images = [make_png(height, width) for height, width in ((40, 56), (41, 43), (30, 44), (9, 63))]
     found = []
     for side in (8, {"height": 4, "width": 4}):
         file.write_text(json.dumps(values | {"patch_size": side}))
@@ -71,13 +71,13 @@ def test_image_sides_are_multiples_of_the_processors_unit(tmp_path: Path) -> Non
     assert found[0][0] == found[1][0]
     assert found[0][1] != found[1][1]
     with pytest.raises(InvalidInput, match="too small: 40 x 3 pixels"):
-        load(tmp_path).prepare(work_on([png_of(3, 40)]))
+        load(tmp_path).prepare(work_on([make_png(3, 40)]))
     file.write_text(json.dumps(values | {"patch_size": 6}))
     with pytest.raises(ModelBroken, match=r"patch_size.*side, 4 pixels"):
         load(tmp_path)
 
 
-def png_of(height: int, width: int) -> bytes:
+def make_png(height: int, width: int) -> bytes:
     """Noise."""
     out = BytesIO()
     Image.fromarray(
@@ -179,7 +179,7 @@ def test_schema_constrains_answers_to_json(kind: str, tmp_path: Path) -> None:
         max_tokens=90,
     )
     model = load(tmp_path)
-    found = result_of(model, held)
+    found = run_work(model, held)
     for one in found.items:
         assert one.finish_reason == "stop"
         jsonschema.validate(json.loads(one.text), schema)
@@ -291,14 +291,14 @@ def test_document_tags_are_kept(tmp_path: Path) -> None:
     """SmolDocling's are special tokens, which other models remove from their answers."""
     write("idefics3", tmp_path)
     image, asked = pictures()[0], {"instruction": ASKED}
-    plain = result_of(load(tmp_path), work_on([image], **asked)).items[0].text
+    plain = run_work(load(tmp_path), work_on([image], **asked)).items[0].text
     tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
     last = max(token["id"] for token in tokenizer["added_tokens"])
     next(token for token in tokenizer["added_tokens"] if token["id"] == last)["content"] = (
         "<doctag>"
     )
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    kept = result_of(load(tmp_path), work_on([image], **asked)).items[0].text
+    kept = run_work(load(tmp_path), work_on([image], **asked)).items[0].text
     assert len(kept) >= len(plain)
 
 

@@ -24,7 +24,7 @@ from libs.models.readers.florence import FlorenceReader
 from libs.models.readers.florence_tasks import TASKS, Form, parse_regions
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers import florence_models
-from tests.readers.support import MAX_TOKENS, apart, load, result_of, work_on, written_for
+from tests.readers.support import MAX_TOKENS, apart, load, run_work, work_on, written_for
 
 
 @pytest.fixture(scope="module", params=["transformers", "microsoft"])
@@ -241,7 +241,7 @@ def test_texts_are_streamed_and_regions_are_not(
         assert model.places(model.prepare(work_on([image], instruction=task))) == ()
     job = model.prepare(work_on([image], text_kind="ocr"))
     ((ids,),) = written_for(model, work_on([image], text_kind="ocr"))
-    whole = result_of(model, work_on([image], text_kind="ocr")).items[0].text
+    whole = run_work(model, work_on([image], text_kind="ocr")).items[0].text
     texts = [model.text(job, ids[:count]) for count in range(len(ids) + 1)]
     assert all(whole.startswith(text) for text in texts)
     assert len(set(texts)) > 8
@@ -303,7 +303,7 @@ def test_regions_are_found_by_label(written: tuple[Any, Path, GenerativeModel]) 
     parts = {place: (Part(image, f"items[{place}].image"),) for place in range(2)}
     work = RegionsWork(["", ""], ("cat", "a red lorry"), parts=parts)
     (outputs,) = written_for(model, work)
-    result = result_of(model, work)
+    result = run_work(model, work)
     wanted = [
         florence_models.written(reference, directory, image, f"Locate {label} in the image.", 250)
         for label in ("cat", "a red lorry")

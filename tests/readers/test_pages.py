@@ -22,7 +22,7 @@ from libs.models.readers.donut import parse_form, read_processing
 from libs.models.readers.encoder_decoder import EncoderDecoderReader
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers.page_models import processed, write_donut, write_trocr, written
-from tests.readers.support import MAX_TOKENS, apart, load, result_of, work_on, written_for
+from tests.readers.support import MAX_TOKENS, apart, load, run_work, work_on, written_for
 
 QUESTION = "<s_docvqa><s_question>who pays?</s_question><s_answer>"
 THIN = ("1 x 300", "300 x 1")
@@ -226,7 +226,7 @@ def test_form_too_deep_for_a_message_is_returned_as_text(tmp_path: Path) -> None
 def test_form_is_returned(tmp_path: Path) -> None:
     reference = write_donut(tmp_path, "docvqa")
     model, image = load(tmp_path), pictures()[0]
-    result = result_of(model, work_on([image], instruction="who pays?"))
+    result = run_work(model, work_on([image], instruction="who pays?"))
     assert result.items[0].form is not None
     assert result.items[0].form["question"] == "who pays?"
     ids = written(reference, tmp_path, image, MAX_TOKENS, QUESTION)

@@ -379,7 +379,7 @@ class WorkerStub:
         return asyncio.create_task(self._call("complete", request, worker_pb2.CompleteResponse))
 
     async def _call(self, kind: str, request: Message, response: type[Contents]) -> Contents:
-        stream = multiplex.Stream(self.Multiplex(metadata=self._metadata))
+        stream = multiplex.MultiplexedStream(self.Multiplex(metadata=self._metadata))
         try:
             return response.FromString(
                 await stream.call(kind, request.SerializeToString(), CALL_SECONDS)

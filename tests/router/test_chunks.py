@@ -23,8 +23,8 @@ from services.router.admission.validation.requests import (
 )
 from services.router.admission.validation.sizes import Sizes
 from services.router.lanes import codec, streamed_chunks
-from services.router.lanes.chunks import Parts, split
-from services.router.lanes.dispatch import Answered
+from services.router.lanes.chunks import ChunkMessages, split
+from services.router.lanes.dispatch import JobAnswer
 from services.router.lanes.streamed_chunks import ChunkPart, StreamedChunks
 from tests.router.parts import MODEL, card
 
@@ -185,7 +185,7 @@ def test_jobs_have_their_share_of_the_pages_and_text_that_documents_may_have() -
     pages = [budget.pages for budget in sizes.budgets]
     assert pages == [24, 250, 250, 250, 250, 0], "1,024 pages in all"
     stamp = codec.JobHeader("r", 2000, 1000, budgets=sizes.budgets, max_chunks=7)
-    halves = [splitting.Part(0, 2, 1), splitting.Part(2, 4, 1)]
+    halves = [splitting.RequestPart(0, 2, 1), splitting.RequestPart(2, 4, 1)]
     jobs = [
         worker_pb2.Job.FromString(payload)
         for payload in codec.job_payloads(asked, halves, ["a", "b"], stamp)
@@ -388,10 +388,10 @@ def test_texts_count_in_the_messages_of_a_stream() -> None:
     messages = list(split(whole, most_bytes=500))
     assert [len(message.chunks.starts) for message in messages] == [3, 3, 3, 1]
     assert all(len(message.chunks.pages) == len(message.chunks.texts) for message in messages)
-    assert chunks_of(messages) == chunks_of([whole])
+    assert join_chunks(messages) == join_chunks([whole])
 
 
-def chunks_of(messages: Sequence[pb.EncodeResponse]) -> list[list[tuple[object, ...]]]:
+def join_chunks(messages: Sequence[pb.EncodeResponse]) -> list[list[tuple[object, ...]]]:
     """Return each item's chunks with their vectors, as a client joins them."""
     items: list[list[tuple[object, ...]]] = []
     for message in messages:
@@ -415,10 +415,10 @@ def test_stream_has_the_chunks_of_each_item_in_order(most: int, first: int) -> N
     assert all(message.chunks.offsets[0] == 0 for message in messages)
     assert len(messages) == (10 - first if most == 1 else 1 if most == 10_000 else len(messages))
     before = [*split(whole, most_bytes=1)][:first]
-    assert chunks_of([*before, *messages]) == chunks_of([whole])
+    assert join_chunks([*before, *messages]) == join_chunks([whole])
 
 
-def part_of(whole: pb.EncodeResponse, first: int, end: int) -> worker_pb2.JobDelta:
+def make_delta(whole: pb.EncodeResponse, first: int, end: int) -> worker_pb2.JobDelta:
     """Return a part of an answer as a worker sends it."""
     messages = [*split(whole, most_bytes=1)]
     found = codec.merge_encode([*messages[first:end]])
@@ -431,18 +431,18 @@ def part_of(whole: pb.EncodeResponse, first: int, end: int) -> worker_pb2.JobDel
     return worker_pb2.JobDelta(offset=first, chunks=found.SerializeToString())
 
 
-async def streamed_of(
+async def stream_parts(
     whole: pb.EncodeResponse, parts: Sequence[tuple[int, int]], *, jobs: int = 1
 ) -> tuple[list[pb.EncodeResponse], int]:
     """Return the messages of a request with `jobs` equal answers, after parts of the first job, and
     how many of them precede the answer.
     """
     held: list[int] = []
-    streamed, made = StreamedChunks(held.append, lambda size: held.append(-size)), Parts()
+    streamed, made = StreamedChunks(held.append, lambda size: held.append(-size)), ChunkMessages()
     for first, end in parts:
-        streamed.add(0, part_of(whole, first, end))
+        streamed.add(0, make_delta(whole, first, end))
     for job in range(jobs):
-        streamed.add_answer(Answered(whole, whole.ByteSize(), job == jobs - 1))
+        streamed.add_answer(JobAnswer(whole, whole.ByteSize(), job == jobs - 1))
     streamed.end()
     messages: list[pb.EncodeResponse] = []
     early = 0
@@ -470,19 +470,19 @@ async def test_chunks_are_sent_once_whatever_parts_arrive(
     parts: list[tuple[int, int]], early: int
 ) -> None:
     whole = answer(2, 3, 1, 4)
-    messages, found = await streamed_of(whole, parts)
+    messages, found = await stream_parts(whole, parts)
     assert found == early
-    assert chunks_of(messages) == chunks_of([whole])
+    assert join_chunks(messages) == join_chunks([whole])
 
 
 async def test_parts_of_a_later_job_wait_for_the_jobs_before_it() -> None:
-    whole, made = answer(2, 3), Parts()
+    whole, made = answer(2, 3), ChunkMessages()
     streamed = StreamedChunks(lambda size: None, lambda size: None)
-    streamed.add(1, part_of(whole, 0, 3))
-    streamed.add(0, part_of(whole, 0, 1))
-    streamed.add_answer(Answered(whole, 1, is_last=False))
-    streamed.add(0, part_of(whole, 1, 2))
-    streamed.add_answer(Answered(whole, 1, is_last=True))
+    streamed.add(1, make_delta(whole, 0, 3))
+    streamed.add(0, make_delta(whole, 0, 1))
+    streamed.add_answer(JobAnswer(whole, 1, is_last=False))
+    streamed.add(0, make_delta(whole, 1, 2))
+    streamed.add_answer(JobAnswer(whole, 1, is_last=True))
     streamed.end()
     messages: list[pb.EncodeResponse] = []
     kinds = ""
@@ -494,17 +494,17 @@ async def test_parts_of_a_later_job_wait_for_the_jobs_before_it() -> None:
             else made.messages(codec.encode_answer(found.response))
         )
     assert kinds == "papa"
-    assert chunks_of(messages) == chunks_of([whole]) * 2
+    assert join_chunks(messages) == join_chunks([whole]) * 2
 
 
 async def test_parts_beyond_their_limit_are_left_to_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = answer(2, 3, 1, 4)
-    monkeypatch.setattr(streamed_chunks, "MAX_WAITING_BYTES", len(part_of(whole, 0, 3).chunks))
-    messages, found = await streamed_of(whole, [(0, 3), (3, 5), (5, 7)])
+    monkeypatch.setattr(streamed_chunks, "MAX_WAITING_BYTES", len(make_delta(whole, 0, 3).chunks))
+    messages, found = await stream_parts(whole, [(0, 3), (3, 5), (5, 7)])
     assert found == 1
-    assert chunks_of(messages) == chunks_of([whole])
+    assert join_chunks(messages) == join_chunks([whole])
 
 
 async def test_repeated_request_forgets_chunks_that_were_not_sent() -> None:
@@ -512,26 +512,26 @@ async def test_repeated_request_forgets_chunks_that_were_not_sent() -> None:
     whole = answer(2, 3)
     held: list[int] = []
     streamed = StreamedChunks(held.append, lambda size: held.append(-size))
-    streamed.add(0, part_of(whole, 0, 1))
-    streamed.add(1, part_of(whole, 0, 3))
+    streamed.add(0, make_delta(whole, 0, 1))
+    streamed.add(1, make_delta(whole, 0, 3))
     assert streamed.restart()
     assert sum(held) == 0
-    streamed.add_answer(Answered(whole, 1, is_last=False))
-    streamed.add_answer(Answered(whole, 1, is_last=True))
+    streamed.add_answer(JobAnswer(whole, 1, is_last=False))
+    streamed.add_answer(JobAnswer(whole, 1, is_last=True))
     streamed.end()
-    assert [type(found) async for found in streamed.read()] == [Answered, Answered]
+    assert [type(found) async for found in streamed.read()] == [JobAnswer, JobAnswer]
 
 
 async def test_request_with_sent_chunks_is_not_repeated() -> None:
     whole = answer(2, 3)
     streamed = StreamedChunks(lambda size: None, lambda size: None)
-    streamed.add(0, part_of(whole, 0, 1))
+    streamed.add(0, make_delta(whole, 0, 1))
     assert isinstance(await anext(streamed.read()), ChunkPart)
     assert not streamed.restart()
 
 
 async def test_malformed_part_is_dropped() -> None:
-    wrong = pb.EncodeResponse.FromString(part_of(answer(2, 3), 0, 3).chunks)
+    wrong = pb.EncodeResponse.FromString(make_delta(answer(2, 3), 0, 3).chunks)
     wrong.chunks.ends.append(1)
     held: list[int] = []
     streamed = StreamedChunks(held.append, lambda size: held.append(-size))
@@ -542,8 +542,8 @@ async def test_malformed_part_is_dropped() -> None:
 
 
 def test_answer_with_other_chunks_than_were_sent_is_refused() -> None:
-    made = Parts()
-    made.early(codec.encode_part(part_of(answer(2, 3), 0, 3).chunks))
+    made = ChunkMessages()
+    made.early(codec.encode_part(make_delta(answer(2, 3), 0, 3).chunks))
     other = answer(2, 3)
     other.chunks.ends[1] += 1
     with pytest.raises(InternalError, match="into other chunks"):

@@ -10,7 +10,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2, worker_pb2
 
 from libs.errors import InputTooLong, InternalError
-from services.router.admission.splitting import Part, split
+from services.router.admission.splitting import RequestPart, split
 from services.router.lanes import chunks
 from services.router.lanes.codec import (
     JobHeader,
@@ -59,7 +59,9 @@ def test_jobs_hold_the_request_in_order(costs: list[int], target: int) -> None:
 def test_every_job_of_a_score_has_the_query() -> None:
     documents = [pb.Item(text=str(number)) for number in range(3)]
     request = pb.ScoreRequest(model="a/b", query=pb.Item(text="q"), documents=documents)
-    payloads = job_payloads(request, [Part(0, 2, 1), Part(2, 1, 1)], ["x", "y"], STAMP)
+    payloads = job_payloads(
+        request, [RequestPart(0, 2, 1), RequestPart(2, 1, 1)], ["x", "y"], STAMP
+    )
     jobs = [worker_pb2.Job.FromString(payload).score for payload in payloads]
     assert [(job.query.text, [item.text for item in job.documents]) for job in jobs] == [
         ("q", ["0", "1"]),
@@ -70,7 +72,9 @@ def test_every_job_of_a_score_has_the_query() -> None:
 def test_items_keep_their_entities() -> None:
     items = [pb.Item(text="abc", entities=[pb.Entity(start=0, end=number)]) for number in (1, 2, 3)]
     request = pb.ExtractRequest(model="a/b", items=items, relations=pb.RelationsTask(labels=["in"]))
-    payloads = job_payloads(request, [Part(0, 2, 1), Part(2, 1, 1)], ["x", "y"], STAMP)
+    payloads = job_payloads(
+        request, [RequestPart(0, 2, 1), RequestPart(2, 1, 1)], ["x", "y"], STAMP
+    )
     jobs = [worker_pb2.Job.FromString(payload).extract for payload in payloads]
     assert [[item.entities[0].end for item in job.items] for job in jobs] == [[1, 2], [3]]
 

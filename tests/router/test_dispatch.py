@@ -21,7 +21,7 @@ from tests.router.parts import (
     until,
     vector,
 )
-from tests.router.test_encode import settled
+from tests.router.test_service import settled
 
 
 async def test_concurrent_requests_are_coalesced_and_all_answered(redis_url: str) -> None:

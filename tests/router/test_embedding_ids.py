@@ -14,7 +14,7 @@ from shoal.v1 import tensor_pb2, worker_pb2
 
 from libs.errors import EmbeddingIdMismatch, InvalidInput
 from services.router.admission.validation.requests import check_encode
-from services.router.lanes.chunks import Parts
+from services.router.lanes.chunks import ChunkMessages
 from services.router.lanes.codec import merge_encode
 from tests.router.parts import (
     FakeWorker,
@@ -57,7 +57,7 @@ def test_answers_that_cannot_be_compared_are_refused() -> None:
 
 
 def test_stream_has_the_id_in_every_message() -> None:
-    parts = Parts(ID)
+    parts = ChunkMessages(ID)
     large = answer(f"{ID}.float32", rows=1 << 19)
     messages = [*parts.messages(large), *parts.messages(answer(f"{ID}.int8-1"), total_seconds=1.0)]
     assert len(messages) > 2
@@ -67,14 +67,14 @@ def test_stream_has_the_id_in_every_message() -> None:
 
 @pytest.mark.parametrize("expected", ["", ID])
 def test_stream_ends_before_vectors_that_cannot_be_compared(expected: str) -> None:
-    parts = Parts(expected)
+    parts = ChunkMessages(expected)
     assert list(parts.messages(answer(f"{ID}.float32")))
     with pytest.raises(EmbeddingIdMismatch):
         list(parts.messages(answer(f"{OTHER}.float32")))
 
 
 def test_answer_without_an_id_does_not_hide_earlier_ones() -> None:
-    parts = Parts()
+    parts = ChunkMessages()
     assert list(parts.messages(answer(f"{ID}.float32")))
     assert list(parts.messages(answer("")))
     with pytest.raises(EmbeddingIdMismatch, match=f"{ID}.float32 and {OTHER}.float32"):

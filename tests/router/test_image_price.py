@@ -14,8 +14,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.image_size import Size, read_image_size
-from services.router.admission import pricing
+from libs.image_size import PixelSize, read_image_size
 from services.router.admission.validation import image_price, limits
 from services.router.admission.validation.requests import check_encode, check_extract, check_score
 from tests.router.parts import MODEL, card
@@ -33,7 +32,9 @@ FORMATS = [
 ]
 
 
-def file_of(height: int, width: int, kind: str, mode: str = "RGB", **options: object) -> bytes:
+def make_image_file(
+    height: int, width: int, kind: str, mode: str = "RGB", **options: object
+) -> bytes:
     out = BytesIO()
     Image.new(mode, (width, height)).save(out, kind, **options)
     return out.getvalue()
@@ -61,7 +62,7 @@ def begin_pull(*, inputs: tuple[models_pb2.InputKind, ...] = BOTH) -> models_pb2
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_size_of_every_format(kind: str) -> None:
-    assert read_image_size(file_of(33, 70, kind)) == Size(33, 70)
+    assert read_image_size(make_image_file(33, 70, kind)) == PixelSize(33, 70)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +78,12 @@ def test_size_of_every_format(kind: str) -> None:
     ],
 )
 def test_size_of_variants(kind: str, mode: str, options: dict[str, object]) -> None:
-    assert read_image_size(file_of(20, 31, kind, mode, **options)) == Size(20, 31)
+    assert read_image_size(make_image_file(20, 31, kind, mode, **options)) == PixelSize(20, 31)
 
 
 @given(
     st.binary(max_size=200),
-    st.sampled_from([file_of(5, 6, kind) for kind in FORMATS]),
+    st.sampled_from([make_image_file(5, 6, kind) for kind in FORMATS]),
     st.integers(0, 80),
 )
 def test_random_bytes_never_raise(noise: bytes, file: bytes, kept: int) -> None:
@@ -94,14 +95,14 @@ def test_random_bytes_never_raise(noise: bytes, file: bytes, kept: int) -> None:
 
 
 def test_tokens_by_the_size() -> None:
-    assert image_price.image_tokens(Size(3000, 2000), FIXED) == 50
+    assert image_price.image_tokens(PixelSize(3000, 2000), FIXED) == 50
     assert image_price.image_tokens(None, FIXED) == 50
-    assert image_price.image_tokens(Size(100, 200), FREE) == 4 * 8 + 1
-    assert image_price.image_tokens(Size(1, 100_000), FREE) == 1000
+    assert image_price.image_tokens(PixelSize(100, 200), FREE) == 4 * 8 + 1
+    assert image_price.image_tokens(PixelSize(1, 100_000), FREE) == 1000
     assert image_price.image_tokens(None, FREE) == 1000
-    assert image_price.image_tokens(Size(100, 200), None) == image_price.UNKNOWN_TOKENS
+    assert image_price.image_tokens(PixelSize(100, 200), None) == image_price.UNKNOWN_TOKENS
     assert (
-        image_price.image_tokens(Size(100, 200), models_pb2.ImageInput())
+        image_price.image_tokens(PixelSize(100, 200), models_pb2.ImageInput())
         == image_price.UNKNOWN_TOKENS
     )
 
@@ -111,96 +112,15 @@ def test_tokens_of_several_maps() -> None:
     and 64 pixels a position.
     """
     maps = models_pb2.ImageInput(short_side=800, long_side=1333, patch=8, maps=4, max_tokens=22_000)
-    assert image_price.image_tokens(Size(400, 400), maps) == 100 * 100 + 50 * 50 + 25 * 25 + 13 * 13
-    assert image_price.image_tokens(Size(333, 3333), maps) == 17 * 167 + 9 * 84 + 5 * 42 + 3 * 21
-    assert image_price.image_tokens(Size(1, 4000), maps) == 1
+    assert (
+        image_price.image_tokens(PixelSize(400, 400), maps)
+        == 100 * 100 + 50 * 50 + 25 * 25 + 13 * 13
+    )
+    assert (
+        image_price.image_tokens(PixelSize(333, 3333), maps) == 17 * 167 + 9 * 84 + 5 * 42 + 3 * 21
+    )
+    assert image_price.image_tokens(PixelSize(1, 4000), maps) == 1
     assert image_price.image_tokens(None, maps) == 22_000
-
-
-def test_padded_texts_cost_their_padded_length() -> None:
-    """SigLIP reads images and texts as items, as a query, and as labels; an image is not a text."""
-    known = begin_pull()
-    known.max_tokens = 64
-    known.representations.append(pb.REPRESENTATION_DENSE)
-    known.images.CopyFrom(
-        models_pb2.ImageInput(height=224, width=224, patch=16, max_tokens=196, text_tokens=64)
-    )
-    shown = picture(file_of(9, 9, "PNG"))
-    encode = pb.EncodeRequest(
-        model=MODEL, items=[pb.Item(text="cat"), shown, pb.Item(text="x" * 400)]
-    )
-    assert pricing.price(check_encode(encode, known), known, pb.TRUNCATION_END)[0] == [
-        64,
-        196 + 2,
-        64,
-    ]
-    asked = check_score(
-        pb.ScoreRequest(model=MODEL, query=pb.Item(text="cat"), documents=[shown]), known
-    )
-    assert pricing.price(asked, known, pb.TRUNCATION_END) == ([196 + 2], 64)
-    task = pb.ClassifyTask(labels=["cat", "dog", "cow"])
-    labels = check_extract(pb.ExtractRequest(model=MODEL, items=[shown], classify=task), known)
-    assert pricing.price(labels, known, pb.TRUNCATION_END) == ([196 + 2], 3 * 64)
-
-
-def test_admission_prices_texts_and_images_separately() -> None:
-    request = pb.EncodeRequest(
-        model=MODEL, items=[pb.Item(text="x" * 98), picture(file_of(9, 9, "PNG"))]
-    )
-    sizes = check_encode(request, begin_pull())
-    assert sizes.items == [100, 0]
-    assert sizes.read == [100, len(request.items[1].image.data)]
-    costs, once = pricing.price(sizes, begin_pull(), pb.TRUNCATION_END)
-    assert (costs, once) == ([32, 52], 0)
-    score = pb.ScoreRequest(model=MODEL, query=request.items[1], documents=request.items)
-    assert pricing.price(check_score(score, begin_pull()), begin_pull(), pb.TRUNCATION_END) == (
-        [32, 52],
-        50,
-    )
-
-
-def test_image_is_priced_by_its_pixels_whatever_size_its_model_makes_of_it() -> None:
-    """A WebP of 34 bytes and 50 megapixels takes a worker a second, and a thumbnail a
-    millisecond.
-    """
-    bomb, thumbnail, unknown = (
-        picture(png_header(7_000, 7_000)),
-        picture(file_of(200, 200, "PNG")),
-        picture(b"no image"),
-    )
-    request = pb.EncodeRequest(model=MODEL, items=[bomb, thumbnail, unknown])
-    small = FIXED.max_tokens + pricing.SPECIAL_TOKENS
-    assert pricing.price(check_encode(request, begin_pull()), begin_pull(), pb.TRUNCATION_END)[
-        0
-    ] == [
-        small + 49_000_000 // image_price.PIXELS_PER_TOKEN,
-        small,
-        small + limits.IMAGE_PIXELS.most // image_price.PIXELS_PER_TOKEN,
-    ]
-
-
-def test_page_is_priced_by_its_dots_per_inch() -> None:
-    read = begin_pull(inputs=(*BOTH, models_pb2.INPUT_KIND_DOCUMENT))
-    parts = [
-        pb.Part(
-            document=pb.Document(data=b"%PDF-1.7", first_page=1, last_page=3, dots_per_inch=dots)
-        )
-        for dots in (0, 144, 400)
-    ]
-    request = pb.EncodeRequest(model=MODEL, items=[pb.Item(parts=[part]) for part in parts])
-    default, same, fine = pricing.price(check_encode(request, read), read, pb.TRUNCATION_END)[0]
-    assert default == same == 3 * (FIXED.max_tokens + 30) + pricing.SPECIAL_TOKENS
-    assert fine == 3 * (FIXED.max_tokens + 236) + pricing.SPECIAL_TOKENS
-
-
-def test_item_of_parts_costs_the_sum_of_its_parts() -> None:
-    shown = pb.Part(image=pb.Image(data=file_of(9, 9, "PNG")))
-    request = pb.EncodeRequest(
-        model=MODEL, items=[pb.Item(parts=[pb.Part(text="x" * 98), shown, shown])]
-    )
-    assert pricing.price(check_encode(request, begin_pull()), begin_pull(), pb.TRUNCATION_END)[
-        0
-    ] == [132]
 
 
 def test_decompression_bomb_is_refused_by_header() -> None:
@@ -240,7 +160,7 @@ def test_invalid_parts_are_refused(item: pb.Item, field: str) -> None:
 
 
 def test_unsupported_inputs_are_refused() -> None:
-    shown, text = picture(file_of(9, 9, "PNG")), pb.Item(text="a")
+    shown, text = picture(make_image_file(9, 9, "PNG")), pb.Item(text="a")
     only_pictures = begin_pull(inputs=(models_pb2.INPUT_KIND_IMAGE,))
     check_encode(pb.EncodeRequest(model=MODEL, items=[shown]), only_pictures)
     with pytest.raises(TaskNotSupported, match="takes no texts") as caught:

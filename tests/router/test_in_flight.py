@@ -262,7 +262,7 @@ def ask_for(client: Client, model: str, tenant: str) -> asyncio.Task[Refusal]:
     return asyncio.create_task(ask())
 
 
-async def refusals_of(calls: Sequence[asyncio.Task[Refusal]], waiting: int) -> list[Refusal]:
+async def wait_for_refusals(calls: Sequence[asyncio.Task[Refusal]], waiting: int) -> list[Refusal]:
     """Once all calls but `waiting` were refused; those are then given up."""
     await until(
         lambda: sum(call.done() for call in calls) == len(calls) - waiting,
@@ -288,7 +288,7 @@ async def test_invented_models_open_few_lanes_and_leave_none(
                 ask_for(client, f"made/up-{again}-{number}", f"t{number % 16}")
                 for number in range(600)
             ]
-            refusals = await refusals_of(calls, MAX_UNKNOWN)
+            refusals = await wait_for_refusals(calls, MAX_UNKNOWN)
             assert {(refusal.reason, refusal.retry_seconds > 0) for refusal in refusals} == {
                 ("QUEUE_FULL", True)
             }
@@ -304,7 +304,7 @@ async def test_invented_models_open_few_lanes_and_leave_none(
 async def test_tenant_opens_bounded_number_of_unknown_lanes(redis_url: str) -> None:
     async with router(redis_url) as client:
         calls = [ask_for(client, f"made/up-{number}", "t") for number in range(100)]
-        refusals = await refusals_of(calls, MAX_UNKNOWN_OF_TENANT)
+        refusals = await wait_for_refusals(calls, MAX_UNKNOWN_OF_TENANT)
         assert {refusal.reason for refusal in refusals} == {"QUEUE_FULL"}
 
 

@@ -74,7 +74,7 @@ def test_proto_comments_match_limits() -> None:
             )
 
 
-def lists_of(message: Descriptor, seen: set[str]) -> Iterator[str]:
+def list_fields(message: Descriptor, seen: set[str]) -> Iterator[str]:
     """Every field that may be long, of a message and of those within it."""
     if message.full_name in seen:
         return
@@ -83,7 +83,7 @@ def lists_of(message: Descriptor, seen: set[str]) -> Iterator[str]:
         if field.is_repeated or field.type in LISTS:
             yield f"{message.name}.{field.name}"
         if field.message_type is not None:
-            yield from lists_of(field.message_type, seen)
+            yield from list_fields(field.message_type, seen)
 
 
 def test_every_field_of_a_clients_request_that_may_be_long_has_a_limit() -> None:
@@ -92,7 +92,7 @@ def test_every_field_of_a_clients_request_that_may_be_long_has_a_limit() -> None
     for file in (module.DESCRIPTOR for module in (pb, models_pb2, mesh_pb2, aliases_pb2)):
         for service in file.services_by_name.values():
             for method in service.methods:
-                assert set(lists_of(method.input_type, set())) <= limited
+                assert set(list_fields(method.input_type, set())) <= limited
 
 
 def test_refusal_names_allowed_number_of_items() -> None:
@@ -302,7 +302,7 @@ async def test_requested_name_is_not_repeated_in_errors(redis_url: str) -> None:
             assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, "model")
 
 
-def hypothesis_of(size: int, labels: int) -> pb.ExtractRequest:
+def zero_shot_request(size: int, labels: int) -> pb.ExtractRequest:
     task = pb.ClassifyTask(
         labels=[f"label {number}" for number in range(labels)], hypothesis="{}" + "h" * size
     )
@@ -313,14 +313,14 @@ def test_hostile_request_costs_few_times_its_size(tmp_path: Path) -> None:
     """Peaks of the process: with requests beyond limits (a hypothesis of 4 MB for 256 labels took
     4.2 GB), then with about the most that is let in."""
     beyond: dict[str, codec.Request] = {
-        "Extract": hypothesis_of(4_000_000, 256),
+        "Extract": zero_shot_request(4_000_000, 256),
         "Encode": changed(encode_request(*["x" * 100] * 2000), instruction="i" * 2_000_000),
         "Score": pb.ScoreRequest(
             model=MODEL, query=pb.Item(text="q" * 4_000_000), documents=[pb.Item(text="d")] * 10_000
         ),
     }
     within: dict[str, codec.Request] = {
-        "Extract": hypothesis_of(1022, 256),
+        "Extract": zero_shot_request(1022, 256),
         "Encode": changed(encode_request(*["x" * 100] * 3500), instruction="i" * 16_384),
         "Score": pb.ScoreRequest(
             model=MODEL, query=pb.Item(text="q" * 131_072), documents=[pb.Item(text="d")] * 400

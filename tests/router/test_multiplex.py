@@ -14,7 +14,7 @@ import pytest
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from shoal import AsyncClient, errors
-from shoal.transport.addresses import Addresses
+from shoal.transport.addresses import RouterAddresses
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import multiplex_pb2
 
@@ -377,7 +377,7 @@ async def test_memory_of_answers_is_released(redis_url: str) -> None:
 # The Python client's behaviour.
 
 
-def streams_of(client: AsyncClient) -> int:
+def count_streams(client: AsyncClient) -> int:
     transport: Any = client._transport
     return sum(
         len(group.streams)
@@ -396,7 +396,7 @@ async def test_concurrent_calls_share_a_stream(
                 asyncio.create_task(asking.encode(MODEL, [f"text {number}"]))
                 for number in range(30)
             ]
-            await until(lambda: streams_of(asking) == 1, "the stream", timeout=SECONDS)
+            await until(lambda: count_streams(asking) == 1, "the stream", timeout=SECONDS)
             worker.resume()
             for number, result in enumerate(await asyncio.gather(*calls)):
                 assert result.dense.tobytes() == vector(f"text {number}")
@@ -439,7 +439,7 @@ async def test_calls_of_stopped_router_fail_over(redis_url: str) -> None:
             await goes.sees("w1")
             worker.hold()
             asking = AsyncClient(f"{goes.address},{stays.address}", timeout=SECONDS)
-            asking._caller._addresses = Addresses((goes.address, stays.address))
+            asking._caller._addresses = RouterAddresses((goes.address, stays.address))
             calls = [
                 asyncio.create_task(asking.encode(MODEL, [f"text {number}"])) for number in range(8)
             ]
@@ -463,4 +463,4 @@ async def test_streams_are_replaced(redis_url: str, monkeypatch: pytest.MonkeyPa
             assert [result.dense.tobytes() for result in results] == [
                 vector(f"text {number}") for number in range(5)
             ]
-        await until(lambda: streams_of(asking) <= 5, "old streams to be let go of")
+        await until(lambda: count_streams(asking) <= 5, "old streams to be let go of")

@@ -162,7 +162,7 @@ async def leading(redis_url: str) -> AsyncIterator[Fleet]:
         await redis.aclose()
 
 
-async def mesh_of(client: Client) -> mesh_pb2.Mesh:
+async def read_mesh(client: Client) -> mesh_pb2.Mesh:
     return (await client.mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh
 
 
@@ -172,7 +172,7 @@ async def test_cold_model_is_left_to_the_leader_for_half_a_second(redis_url: str
         router(redis_url) as client,
         FakeWorker(client.address, "w1", on_disk=[card()], can_load=True).working() as fake,
     ):
-        mesh = await mesh_of(client)
+        mesh = await read_mesh(client)
         assert mesh.scheduler.scheduler_id == "s1"
         begin = asyncio.get_running_loop().time()
         assert (await client.encode("waits")).dense.data == vector("waits")

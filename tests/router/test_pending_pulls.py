@@ -54,7 +54,7 @@ async def test_lane_is_known_to_be_empty_until_notified() -> None:
     before = pending_pulls.notifications(B)
     pending_pulls.notify(B)
     assert pending_pulls.next_lane(pull) == B
-    pending_pulls.found_empty(B, before)  # the bell rang while it was looked into
+    pending_pulls.found_empty(B, before)  # notified while it was read
     assert pending_pulls.next_lane(pull) == B
 
 

@@ -16,10 +16,10 @@ from libs.fleet import Fleet
 from libs.queue import Idle, Lanes
 from services.router.lanes import presence
 from services.router.lanes.pending_pulls import PendingPulls
-from services.router.lanes.presence import Presence
+from services.router.lanes.presence import WorkerPresence
 from services.router.lanes.wakeups import Wakeups
 from services.router.state.background import Background
-from services.router.state.view import View
+from services.router.state.view import RouterView
 from tests.queue.parts import DEAD, LANE, ids, job
 from tests.router.parts import FakeWorker, card, router, until, vector
 
@@ -58,7 +58,7 @@ async def test_worker_that_leaves_its_stream_in_order_is_left_alone(redis_url: s
 @asynccontextmanager
 async def watched(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[Presence, Fleet, Lanes, Background]]:
+) -> AsyncIterator[tuple[WorkerPresence, Fleet, Lanes, Background]]:
     """Start a presence with a short grace; a lease of `w`'s epoch `e` holds one job."""
     monkeypatch.setattr(presence, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr(presence, "NEXT_SECONDS", 0.2)
@@ -68,12 +68,12 @@ async def watched(
     await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu"))
     await lanes.enqueue(LANE, [[job("held", deadline_ms=2**52)]], max_tokens=-1, notify=False)
     await lanes.pull(LANE, worker_id="w", batch_id="e-1", budget_tokens=1, budget_jobs=1)
-    wakeups = Wakeups(PendingPulls(), fleet, View(fleet), background, claim_after_seconds=0.5)
-    yield Presence(lanes, fleet, wakeups, background), fleet, lanes, background
+    wakeups = Wakeups(PendingPulls(), fleet, RouterView(fleet), background, claim_after_seconds=0.5)
+    yield WorkerPresence(lanes, fleet, wakeups, background), fleet, lanes, background
     await background.finished()
 
 
-async def breaks(watching: Presence, epoch: str = "e") -> None:
+async def breaks(watching: WorkerPresence, epoch: str = "e") -> None:
     """A connection that is there, and then is not."""
     stream = asyncio.create_task(watching.attend("w", epoch))
     await asyncio.sleep(0)

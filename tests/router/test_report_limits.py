@@ -19,7 +19,7 @@ from libs.versions import WIRE_VERSION
 from services.router.admission.validation import limits, report_limits
 from services.router.admission.validation.limits import MIB
 from tests.router.parts import MODEL, card, refused, router, worker_stub
-from tests.router.test_limits import comments, lists_of
+from tests.router.test_limits import comments, list_fields
 
 ROOT = Path(__file__).parents[2]
 BOUNDED_ELSEWHERE = {"CompletedJob.result", "HeartbeatRequest.subject"}
@@ -55,7 +55,7 @@ def test_every_field_of_a_workers_request_that_may_be_long_has_a_limit() -> None
     assert set(requests) == set(report_limits.METHODS)
     for request in requests.values():
         found = {
-            field for field in lists_of(request, set()) if not re.search(r"Entry\.\w+$", field)
+            field for field in list_fields(request, set()) if not re.search(r"Entry\.\w+$", field)
         }
         assert found <= limited
 

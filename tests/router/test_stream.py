@@ -28,7 +28,7 @@ from services.router.in_flight import (
     InFlightMemory,
 )
 from services.router.lanes import codec
-from services.router.lanes.chunks import CHUNK_BYTES, Parts, split
+from services.router.lanes.chunks import CHUNK_BYTES, ChunkMessages, split
 from tests.router.parts import (
     Client,
     FakeWorker,
@@ -141,7 +141,7 @@ async def meshed(redis_url: str, **options: int) -> AsyncIterator[tuple[Client, 
 Call: TypeAlias = "grpc.aio.UnaryStreamCall[pb.EncodeRequest, pb.EncodeResponse]"
 
 
-async def next_of(call: Call) -> pb.EncodeResponse:
+async def read_next(call: Call) -> pb.EncodeResponse:
     chunk = await call.read()
     assert isinstance(chunk, pb.EncodeResponse)
     return chunk
@@ -229,7 +229,7 @@ async def test_first_rows_are_streamed_before_others_are_computed(redis_url: str
     async with meshed(redis_url) as (client, worker), plain_stub(client.address) as stub:
         held_after(worker, 1)
         call = stub.EncodeStream(request, timeout=120)
-        first = await next_of(call)
+        first = await read_next(call)
         await until(lambda: len(worker.jobs) == 2, "the worker to hold the second job")
         assert first.dense.shape[0] == len(worker.jobs[0].encode.items) < 100
         worker.resume()
@@ -307,7 +307,7 @@ async def test_error_after_messages_is_that_of_encode(
         await lane_is_settled(client)
         held_after(worker, 1)
         call = client.inference.EncodeStream(request, timeout=120, metadata=metadata)
-        first = await next_of(call)
+        first = await read_next(call)
         assert not first.HasField("usage")
         worker.answer = failing
         worker.resume()
@@ -452,7 +452,7 @@ async def test_drain_waits_for_the_end_of_an_answer(redis_url: str) -> None:
         )
         held_after(worker, 1)
         call = client.inference.EncodeStream(request, timeout=120)
-        first = await next_of(call)
+        first = await read_next(call)
         leaving = asyncio.create_task(serving.aclose())
 
         async def is_refused() -> bool:
@@ -563,7 +563,7 @@ def test_answer_without_rows_or_with_forms_that_differ_is_a_workers_fault() -> N
 
 
 def test_inconsistent_answers_end_stream_with_error() -> None:
-    parts = Parts()
+    parts = ChunkMessages()
     list(parts.messages(wide_answer(encode_request("1"), 6)))
     list(parts.messages(wide_answer(encode_request("1", "2"), 6)))
     with pytest.raises(InternalError, match="different"):

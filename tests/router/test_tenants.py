@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from libs.errors import InvalidInput
-from libs.queue.rates import Rate
+from libs.queue.rates import RateLimit
 from services.router.admission.tenants import Tenant, Tenants, parse_tenants, watch_tenants
 from tests.router.parts import Client, FakeWorker, Refusal, card, encode_request, router, until
 
@@ -27,9 +27,9 @@ tenants:
 
 def test_named_tenants_override_defaults() -> None:
     tenants = parse_tenants(FILE, "t.yaml")
-    assert tenants.tenant("anybody") == Tenant(rate=Rate(100.0, 0.0, 2.0))
-    assert tenants.tenant("search") == Tenant(4.0, Rate(0.0, 0.0, 2.0), 5000)
-    assert tenants.tenant("crawler") == Tenant(1.0, Rate(100.0, 1.5, 2.0))
+    assert tenants.tenant("anybody") == Tenant(rate=RateLimit(100.0, 0.0, 2.0))
+    assert tenants.tenant("search") == Tenant(4.0, RateLimit(0.0, 0.0, 2.0), 5000)
+    assert tenants.tenant("crawler") == Tenant(1.0, RateLimit(100.0, 1.5, 2.0))
     assert Tenants().tenant("anybody") == Tenant()
     assert not Tenants().tenant("anybody").rate.is_limited
 

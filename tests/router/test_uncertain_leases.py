@@ -12,7 +12,7 @@ from shoal.v1 import worker_pb2
 from libs.errors import NoCapacity
 from libs.queue import Idle, LaneGauges, LaneKey, Pulled, PulledJob, connect
 from libs.queue.connection import cluster
-from libs.queue.keys import Keys
+from libs.queue.keys import RedisKeys
 from libs.queue.masters import Masters
 from libs.serving.calls.call import Call, enter_call
 from libs.versions import WIRE_VERSION
@@ -110,7 +110,7 @@ class OneSilentMaster:
     router_id = "r"
 
     def __init__(self, *, hangs: bool) -> None:
-        self.masters = Masters(connect("redis+cluster://127.0.0.1:1"), Keys(1))
+        self.masters = Masters(connect("redis+cluster://127.0.0.1:1"), RedisKeys(1))
         self.hangs = hangs
         self.back = asyncio.Event()
         self.pulled: list[LaneKey] = []

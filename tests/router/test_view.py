@@ -9,7 +9,7 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.fleet import Fleet, FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey
-from services.router.state.view import View
+from services.router.state.view import RouterView
 
 MODEL = "a/b"
 
@@ -34,7 +34,7 @@ def lane(model: str, adapter: str = "", *, queued: int = 0, leased: int = 0) -> 
 def test_lane_of_a_misspelt_model_is_shown_until_its_failure_expires() -> None:
     failures = {"typo/a": {"w": worker_pb2.Failure(reason="MODEL_UNREACHABLE")}, "typo/b": {}}
     snapshot = FleetSnapshot({"w": worker()}, {}, failures, 0)
-    view = View(cast(Fleet, SimpleNamespace(snapshot=snapshot)))
+    view = RouterView(cast(Fleet, SimpleNamespace(snapshot=snapshot)))
     view.update(
         [
             lane("typo/c", queued=1),
@@ -55,7 +55,7 @@ def test_lane_of_a_misspelt_model_is_shown_until_its_failure_expires() -> None:
 
 def test_idle_lanes_of_invented_models_are_forgotten() -> None:
     snapshot = FleetSnapshot({"w": worker("a/loaded")}, {}, {}, 0)
-    view = View(cast(Fleet, SimpleNamespace(snapshot=snapshot)))
+    view = RouterView(cast(Fleet, SimpleNamespace(snapshot=snapshot)))
     view.update(
         [
             lane(MODEL),

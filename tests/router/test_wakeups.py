@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from shoal.v1 import mesh_pb2
 
 from libs.queue import LaneKey
-from libs.queue.keys import KEYS, Keys
+from libs.queue.keys import KEYS, RedisKeys
 from services.router.lanes.pending_pulls import PendingPulls
 from services.router.lanes.wakeups import Wakeups
 from tests.router.parts import MODEL, Client, FakeWorker, card, router, until, vector, worker_stub
@@ -105,7 +105,7 @@ async def workers_are(client: Client, expected: set[str]) -> bool:
 
 async def watched_by(redis: Redis, router_id: str) -> None:
     """Return once the router counts the model's lane as empty."""
-    watchers = Keys(1).lane_keys(LaneKey("cpu", MODEL))[KEYS.index("watchers")]
+    watchers = RedisKeys(1).lane_keys(LaneKey("cpu", MODEL))[KEYS.index("watchers")]
 
     async def is_watching() -> bool:
         return await redis.zscore(watchers, router_id) is not None

@@ -11,7 +11,13 @@ from libs.eviction import Candidate, Challenger, choose_victims, cost_aware
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.fleet.snapshot import SILENT_MS
 from libs.queue import LaneGauges, LaneKey
-from services.scheduler.planning.placement import Plan, PlanInput, PoolModel, SentOrder, plan
+from services.scheduler.planning.placement import (
+    PlacementPlan,
+    PlanInput,
+    PoolModel,
+    SentOrder,
+    plan,
+)
 
 COLD, LOADING, DOWNLOADING, WARM, RESIDENT = (
     models_pb2.MODEL_STATE_COLD,
@@ -115,7 +121,7 @@ def gauge(model: str, tokens: int, adapter: str = "") -> LaneGauges:
     return LaneGauges(LaneKey("cpu", model, adapter), int(tokens > 0), tokens, 0, 1, 0, 0, 0, 0)
 
 
-def loads(made: Plan) -> dict[str, list[str]]:
+def loads(made: PlacementPlan) -> dict[str, list[str]]:
     """Return by model the workers ordered to load it."""
     found: dict[str, list[str]] = {}
     for order in made.orders:
@@ -124,7 +130,7 @@ def loads(made: Plan) -> dict[str, list[str]]:
     return found
 
 
-def evictions(made: Plan) -> set[tuple[str, str]]:
+def evictions(made: PlacementPlan) -> set[tuple[str, str]]:
     return {(order.model, order.worker_id) for order in made.orders if order.kind == "evict"}
 
 
@@ -165,13 +171,13 @@ class World:
     number: int = 0
     held: dict[str, dict[str, Held]] = field(default_factory=dict)
     sent: list[SentOrder] = field(default_factory=list)
-    plans: list[Plan] = field(default_factory=list)
+    plans: list[PlacementPlan] = field(default_factory=list)
     waiting_since_ms: dict[PoolModel, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.held = {name: {} for name in self.memory}
 
-    def step(self) -> Plan:
+    def step(self) -> PlacementPlan:
         self._serve()
         self.now += 0.5
         self.number += 1

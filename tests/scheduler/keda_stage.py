@@ -11,10 +11,10 @@ from itertools import pairwise
 from typing import Final
 
 from libs.catalog.pools import Pools, PoolSpec
-from libs.serving import Server, serving
+from libs.serving import GrpcServer, serving
 from services.scheduler.demand import Demand
 from services.scheduler.scaler import Scaler
-from services.scheduler.view import View
+from services.scheduler.view import SchedulerView
 from tests.router.parts import until
 from tests.scheduler.plant import FakeWorkers
 from tests.support.clock import FakeClock
@@ -30,7 +30,7 @@ class Scheduler:
     """The part of a scheduler that KEDA calls. A new one remembers nothing."""
 
     def __init__(self, clock: FakeClock, spec: PoolSpec) -> None:
-        self.view = View()
+        self.view = SchedulerView()
         self.demand = Demand(Pools(POOL, {POOL: spec}))
         self.scaler = Scaler(
             self.demand, self.view, clock=clock.now, sleep=clock.wait, chance=lambda: 0.5
@@ -72,7 +72,7 @@ class Stage:
         self.scheduler = Scheduler(self.clock, self.spec)
         self.scheduler.see(self.workers)
         service = serving(self._address, [self.scheduler.scaler.service()])
-        server: Server = await self._server.enter_async_context(service)
+        server: GrpcServer = await self._server.enter_async_context(service)
         self._address = server.address
 
     async def stop(self, *, in_order: bool = True) -> None:

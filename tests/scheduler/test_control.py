@@ -21,8 +21,8 @@ from libs.queue import LaneKey, Lanes, QueuedJob, connect
 from services.scheduler import control as module
 from services.scheduler.control import Control
 from services.scheduler.demand import Demand
-from services.scheduler.planning.placement import Plan, PlanInput, plan
-from services.scheduler.view import MeshSnapshot, View
+from services.scheduler.planning.placement import PlacementPlan, PlanInput, plan
+from services.scheduler.view import MeshSnapshot, SchedulerView
 from tests.support.redis import RedisServer
 from tests.support.waiting import end_tasks
 
@@ -80,13 +80,13 @@ def mesh(redis: Redis) -> Mesh:
 def control(
     redis: Redis,
     name: str = "s0",
-    view: View | None = None,
+    view: SchedulerView | None = None,
     snapshots: list[MeshSnapshot] | None = None,
 ) -> Control:
     return Control(
         Lanes(redis, router_id=name, dead_result=b""),
         Fleet(redis),
-        view or View(),
+        view or SchedulerView(),
         scheduler_id=name,
         policy=cost_aware,
         seen=(snapshots if snapshots is not None else []).append,
@@ -119,7 +119,7 @@ async def until(mesh: Mesh, name: str, wanted: list[tuple[str, str]]) -> None:
 
 
 async def test_cold_model_with_work_is_ordered_once(redis: Redis, mesh: Mesh) -> None:
-    view, snapshots = View(), list[MeshSnapshot]()
+    view, snapshots = SchedulerView(), list[MeshSnapshot]()
     scheduler = control(redis, view=view, snapshots=snapshots)
     await mesh.report("v")
     await mesh.report("w", cold("org/a"))
@@ -196,7 +196,7 @@ async def test_plan_publishes_desired_workers(redis: Redis, mesh: Mesh) -> None:
     scheduler = Control(
         lanes,
         Fleet(redis),
-        View(),
+        SchedulerView(),
         scheduler_id="s0",
         policy=cost_aware,
         seen=demand.update,
@@ -242,7 +242,7 @@ async def test_leader_that_lost_its_lead_while_it_planned_orders_nothing(
     await mesh.ask("org/a")
     loop = asyncio.get_running_loop()
 
-    def frozen(state: PlanInput) -> Plan:
+    def frozen(state: PlanInput) -> PlacementPlan:
         """Its lease runs out, and another one leads when it goes on."""
         asyncio.run_coroutine_threadsafe(taken_over(), loop).result()
         return plan(state)
@@ -293,7 +293,7 @@ async def test_plan_that_fails_is_logged_and_the_next_one_made(
 ) -> None:
     calls = 0
 
-    def failing_once(state: PlanInput) -> Plan:
+    def failing_once(state: PlanInput) -> PlacementPlan:
         nonlocal calls
         calls += 1
         if calls == 1:

@@ -15,16 +15,16 @@ from shoal.v1 import models_pb2
 from libs.catalog.pools import Pools, PoolSpec
 from services.scheduler.demand import (
     Demand,
+    DemandOptions,
     Goals,
     ModelWork,
-    Options,
     PoolDemand,
     PoolInput,
     Track,
     compute_need,
     is_active,
 )
-from services.scheduler.rates import Arrivals, ColdStarts, Rate, Speeds
+from services.scheduler.rates import ArrivalRate, ColdStarts, LaneArrivals, Speeds
 from services.worker.scheduling.meter import Meter
 from tests.scheduler.snapshots import MODEL, Mesh, holding
 
@@ -34,7 +34,7 @@ GOALS = Goals(max_workers=1000, drain_seconds=30.0, target_utilization=0.75)
 def work(
     queued: int = 0, leased: int = 0, fast: float = 0.0, slow: float = 0.0, speed: float = 100.0
 ) -> ModelWork:
-    return ModelWork(MODEL, queued, leased, Rate(fast, slow), speed)
+    return ModelWork(MODEL, queued, leased, ArrivalRate(fast, slow), speed)
 
 
 def pool(
@@ -264,12 +264,12 @@ def test_answers_rise_at_once_and_fall_late(steps: list[tuple[float, float]]) ->
 
 
 def test_averages_of_arrivals() -> None:
-    mesh, arrivals = Mesh(), Arrivals()
+    mesh, arrivals = Mesh(), LaneArrivals()
     mesh.lane(0, enqueued=5_000_000)
     (lane,) = mesh.gauges
     arrivals.update(mesh.snapshot().gauges, mesh.at)
     assert (
-        arrivals.rate(lane) == Rate()
+        arrivals.rate(lane) == ArrivalRate()
     )  # the arrival times before this process started are unknown
     for _ in range(1200):
         mesh.lane(0, enqueued=mesh.gauges[lane].enqueued_tokens + 50)
@@ -284,7 +284,7 @@ def test_averages_of_arrivals() -> None:
 
 
 def test_counter_that_begins_again_is_no_negative_arrival() -> None:
-    mesh, arrivals = Mesh(), Arrivals()
+    mesh, arrivals = Mesh(), LaneArrivals()
     mesh.lane(0, enqueued=1000)
     (lane,) = mesh.gauges
     arrivals.update(mesh.snapshot().gauges, mesh.at)
@@ -301,7 +301,7 @@ def test_counter_that_begins_again_is_no_negative_arrival() -> None:
 
 
 def test_scheduler_that_starts_knows_a_rate_as_soon_as_others() -> None:
-    mesh, young = Mesh(), Arrivals()
+    mesh, young = Mesh(), LaneArrivals()
     mesh.lane(0, enqueued=10**6)
     (lane,) = mesh.gauges
     young.update(mesh.snapshot().gauges, mesh.at)
@@ -592,7 +592,7 @@ def test_callers_may_ask_for_their_own_answer() -> None:
     demand.update(mesh.snapshot(0.5))
 
     def desired(**options: float) -> int:
-        decision = demand.demand_for("cpu", Options(**options))  # type: ignore[arg-type]
+        decision = demand.demand_for("cpu", DemandOptions(**options))  # type: ignore[arg-type]
         assert decision is not None
         return decision.desired
 

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from services.scheduler.simulate.hpa import Hpa, Policy, Rules
+from services.scheduler.simulate.hpa import Hpa, Policy, ScalingRules
 from tests.router.parts import until
 from tests.support.clock import FakeClock
 from tests.support.keda import FakeKeda, Fallback, ScaledObject
@@ -467,7 +467,7 @@ def test_hpa_wants_the_value_over_the_target_rounded_up() -> None:
     ("value", "after"), [(22_000, 20), (22_001, 23), (18_000, 20), (17_999, 18)]
 )
 def test_tenth_more_or_less_is_left_alone(value: int, after: int) -> None:
-    at_once = Rules(0, (Policy("Pods", 8, 15),))
+    at_once = ScalingRules(0, (Policy("Pods", 8, 15),))
     assert Hpa(1, 100, at_once, at_once).decide(0, 20, value, 1_000) == after
 
 

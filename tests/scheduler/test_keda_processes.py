@@ -31,7 +31,7 @@ from services.local.settings import MINILM, packaged_minilm
 from services.scheduler.control import Control
 from services.scheduler.demand import Demand
 from services.scheduler.scaler import Scaler
-from services.scheduler.view import MeshSnapshot, View
+from services.scheduler.view import MeshSnapshot, SchedulerView
 from tests.scheduler.keda_stage import turns
 from tests.support.clock import FastClock
 from tests.support.cluster import Cluster
@@ -164,7 +164,7 @@ class Mesh:
         self.deployment = deployment
         self.clock = clock
         self.traffic = traffic
-        self.view = View()
+        self.view = SchedulerView()
         self.demand = Demand(Pools(POOL, {POOL: spec}))
         self.scaler = Scaler(self.demand, self.view, clock=clock.now, sleep=clock.sleep)
         self.keda: FakeKeda

@@ -13,10 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from libs.errors import InvalidInput, NoCapacity
 from libs.fleet import LeaderRecord
 from libs.telemetry.exposition import parse_address, serving_metrics
-from services.scheduler.demand import Demand, Options
+from services.scheduler.demand import Demand, DemandOptions
 from services.scheduler.metrics import PoolMetrics
 from services.scheduler.scaler import Scaler
-from services.scheduler.view import View
+from services.scheduler.view import SchedulerView
 from tests.scheduler.snapshots import Mesh, holding
 from tests.scheduler.test_scaler import POOLS
 
@@ -38,7 +38,7 @@ async def scrape(address: str) -> Numbers:
 
 
 async def test_metrics_match_keda_answers() -> None:
-    mesh, view, demand = Mesh(), View(), Demand(POOLS)
+    mesh, view, demand = Mesh(), SchedulerView(), Demand(POOLS)
     now = [mesh.at]
     scaler = Scaler(demand, view, clock=lambda: now[0])
     async with serving_metrics(
@@ -60,7 +60,7 @@ async def test_metrics_match_keda_answers() -> None:
         view.update(snapshot)
         now[0] = mesh.at + 2.0
         seen = await scrape(address)
-        reported = scaler.demand_for("cpu", Options())
+        reported = scaler.demand_for("cpu", DemandOptions())
         assert (
             reported.desired == 4
         )  # 121 s of work, 60 done before another worker arrives, in 30 s; and one for the lost one
@@ -86,8 +86,8 @@ async def test_metrics_match_keda_answers() -> None:
 
 
 async def test_port_is_released_and_taken_port_is_reported() -> None:
-    scaler = Scaler(Demand(POOLS), View())
-    metrics = PoolMetrics(scaler, View(), scheduler_id="me").read
+    scaler = Scaler(Demand(POOLS), SchedulerView())
+    metrics = PoolMetrics(scaler, SchedulerView(), scheduler_id="me").read
     async with serving_metrics("127.0.0.1:0", metrics) as address:
         with pytest.raises(NoCapacity, match="cannot listen"):
             async with serving_metrics(address, metrics):

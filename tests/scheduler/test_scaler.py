@@ -19,7 +19,7 @@ from libs.catalog.pools import Pools, PoolSpec
 from libs.serving import serving
 from services.scheduler.demand import Demand
 from services.scheduler.scaler import Scaler
-from services.scheduler.view import View
+from services.scheduler.view import SchedulerView
 from tests.scheduler.snapshots import MODEL, Mesh, holding
 from tests.support.keda_wire import SERVICE, method, metrics_request, reference
 
@@ -66,7 +66,7 @@ class Scene:
     def __init__(self, pools: Pools) -> None:
         self.mesh = Mesh()
         self.clock = DrivenClock()
-        self.view = View()
+        self.view = SchedulerView()
         self.demand = Demand(pools)
         self.scaler = Scaler(
             self.demand, self.view, clock=self.clock.now, sleep=self.clock.sleep, chance=lambda: 0.5
@@ -370,7 +370,7 @@ async def test_streams_end_in_order_after_about_five_minutes(name: str) -> None:
 
 
 async def test_ends_of_streams_are_spread() -> None:
-    view = View()
+    view = SchedulerView()
     ends = [
         Scaler(
             Demand(POOLS),

@@ -20,7 +20,7 @@ from libs.catalog.pools import Pools, PoolSpec, read_pools
 from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, QueuedJob, connect
 from libs.serving.watched import Watched
-from services.scheduler.app import Addresses, running
+from services.scheduler.app import SchedulerAddresses, running
 from services.scheduler.settings import Settings
 from tests.router.parts import until
 from tests.scheduler.test_metrics import scrape
@@ -37,7 +37,7 @@ REFERENCE = reference("worker-l4-spot", "mesh", {"pool": "l4-spot"})
 @asynccontextmanager
 async def scheduler(
     redis: RedisServer, pools: Watched[Pools] | None = None
-) -> AsyncIterator[Addresses]:
+) -> AsyncIterator[SchedulerAddresses]:
     settings = Settings(
         "scheduler",
         address="127.0.0.1:0",

@@ -19,7 +19,7 @@ from shoal.v1 import (
     worker_pb2_grpc,
 )
 
-from libs.serving import Security, Server, Service, current_call, serving
+from libs.serving import GrpcServer, Security, Service, current_call, serving
 from libs.serving.calls.call import Call
 
 LOAD = "/shoal.v1.ModelService/LoadModel"
@@ -110,9 +110,9 @@ class _Workers(worker_pb2_grpc.WorkerServiceServicer):
 
 
 @asynccontextmanager
-async def server_of(
+async def running_server(
     calls: Calls, security: Security | None = None, **options: Any
-) -> AsyncIterator[Server]:
+) -> AsyncIterator[GrpcServer]:
     # Only the methods of each service that tests call.
     models, mesh, workers = _Models(calls), _Mesh(calls), _Workers(calls)  # type: ignore[abstract]
     add_models = partial(models_pb2_grpc.add_ModelServiceServicer_to_server, models)

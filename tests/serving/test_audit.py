@@ -14,7 +14,16 @@ from shoal.v1 import models_pb2
 from libs.serving import Identity, Security
 from libs.serving.security.audit import Audit, AuditRecord
 from tests.router.parts import until
-from tests.serving.parts import ADMIN, CLIENT, LIST, LOAD, Calls, connected, server_of, write_tokens
+from tests.serving.parts import (
+    ADMIN,
+    CLIENT,
+    LIST,
+    LOAD,
+    Calls,
+    connected,
+    running_server,
+    write_tokens,
+)
 
 
 @pytest.fixture
@@ -27,7 +36,7 @@ async def test_changes_and_refusals_are_logged_with_caller_and_method(
 ) -> None:
     caplog.set_level(logging.INFO)
     request = models_pb2.LoadModelRequest(model="org/name")
-    async with server_of(Calls(), Security(tokens=tokens)) as server:
+    async with running_server(Calls(), Security(tokens=tokens)) as server:
         async with connected(server.address, token=ADMIN) as admin:
             admin.metadata.append(("x-request-id", "r-1"))
             await admin.call(LOAD, request)
@@ -87,7 +96,7 @@ async def test_flood_of_unauthenticated_calls_is_counted_but_not_logged(
 ) -> None:
     caplog.set_level(logging.INFO)
     async with (
-        server_of(Calls(), Security(tokens=tokens)) as server,
+        running_server(Calls(), Security(tokens=tokens)) as server,
         connected(server.address) as stranger,
     ):
         stranger.metadata.append(("x-request-id", "not an id"))

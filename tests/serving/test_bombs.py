@@ -15,12 +15,9 @@ import pytest
 from grpc_health.v1 import health_pb2
 from shoal.v1 import inference_pb2
 
-from libs.errors import DeadlinePassed, NoCapacity
-from libs.serving.calls import arrivals
-from libs.serving.calls.arrivals import GROWTH_BYTES, Arrivals
 from libs.serving.calls.public import REQUEST_BYTES
 from tests.router.parts import refused, until
-from tests.serving.parts import GET_MESH, HEALTH, Calls, connected, server_of
+from tests.serving.parts import GET_MESH, HEALTH, Calls, connected, running_server
 from tests.support.cluster import Cluster, lasting_port
 from tests.support.peak import Peak, resident_bytes
 
@@ -202,7 +199,7 @@ async def test_reflection_uses_little_memory(method: str, mesh: Cluster) -> None
 
 
 async def test_invalid_health_request_is_refused_with_a_message() -> None:
-    async with server_of(Calls()) as server, connected(server.address) as caller:
+    async with running_server(Calls()) as server, connected(server.address) as caller:
         for method in (HEALTH, "/grpc.health.v1.Health/Watch"):
             for body in (b"\xff\xff", b"\x0a\x02\xff\xfe", bytes(REQUEST_BYTES + 1)):
                 refusal = await refused(caller.call(method, body))
@@ -220,114 +217,3 @@ async def test_services_without_texts_have_a_small_request_limit(mesh: Cluster) 
         refusal = await refused(answered(partial(caller.call, GET_MESH, bytes(65 * 1024))))
         assert refusal.code == grpc.StatusCode.INVALID_ARGUMENT
         assert "65,536" in refusal.message
-
-
-class FakeCall:
-    """A call with a request that arrives when `arrived` is set."""
-
-    def __init__(self) -> None:
-        self.arrived = asyncio.Event()
-
-    async def read(self) -> bytes:
-        await self.arrived.wait()
-        return b"a"
-
-
-class Memory:
-    """The simulated memory of a process."""
-
-    def __init__(self) -> None:
-        self.bytes = 100 * MIB
-        self.looks = 0
-
-    def __call__(self) -> int:
-        self.looks += 1
-        return self.bytes
-
-
-async def test_only_slow_requests_are_cut_off_while_memory_grows() -> None:
-    memory = Memory()
-    reader, slow = Arrivals(memory), FakeCall()
-    reading = asyncio.create_task(reader.read(slow))
-    await until(lambda: memory.looks >= 3)
-    memory.bytes += GROWTH_BYTES + 1
-    with pytest.raises(NoCapacity):
-        await reading
-    # Freed memory is still resident: the next requests are measured against the earlier baseline,
-    # and those that arrive immediately are read.
-    prompt = FakeCall()
-    prompt.arrived.set()
-    assert await reader.read(prompt) == b"a"
-    with pytest.raises(NoCapacity):
-        await reader.read(FakeCall())
-    memory.bytes -= GROWTH_BYTES
-    late = FakeCall()
-    reading = asyncio.create_task(reader.read(late))
-    looks = memory.looks
-    await until(lambda: memory.looks >= looks + 3)
-    late.arrived.set()
-    assert await reading == b"a"
-
-
-async def test_memory_of_cut_off_requests_is_returned_and_not_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    memory = Memory()
-    before = memory.bytes
-    monkeypatch.setattr(arrivals, "RECOVERY_SECONDS", 0.02)
-    monkeypatch.setattr(arrivals, "trim", lambda: setattr(memory, "bytes", before + GROWTH_BYTES))
-    reader = Arrivals(memory)
-    reading = asyncio.create_task(reader.read(FakeCall()))
-    await until(lambda: memory.looks >= 3)
-    memory.bytes += 3 * GROWTH_BYTES
-    with pytest.raises(NoCapacity):
-        await reading
-    await until(lambda: memory.bytes == before + GROWTH_BYTES)
-    # Other work used more memory since: a request that begins now has a new baseline.
-    memory.bytes += 3 * GROWTH_BYTES
-    late, looks = FakeCall(), memory.looks
-    loop = asyncio.get_running_loop()
-    ends_at = loop.time() + arrivals.RECOVERY_SECONDS
-    await until(lambda: loop.time() >= ends_at)
-    reading = asyncio.create_task(reader.read(late))
-    await until(lambda: memory.looks >= looks + 3)
-    late.arrived.set()
-    assert await reading == b"a"
-
-
-async def test_slow_request_is_not_cut_off_for_growth_before_it() -> None:
-    memory, first, second = Memory(), FakeCall(), FakeCall()
-    reader = Arrivals(memory)
-    reading = asyncio.create_task(reader.read(first))
-    await until(lambda: memory.looks >= 3)
-    memory.bytes += GROWTH_BYTES // 2
-    late = asyncio.create_task(reader.read(second))
-    first.arrived.set()
-    assert await reading == b"a"
-    looks = memory.looks
-    await until(lambda: memory.looks >= looks + 3)  # gives the second a separate baseline
-    memory.bytes += GROWTH_BYTES * 3 // 4
-    looks = memory.looks
-    await until(lambda: memory.looks >= looks + 3)
-    second.arrived.set()
-    assert await late == b"a"
-
-
-async def test_request_that_does_not_arrive_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "ARRIVAL_SECONDS", 0.05)
-    memory = Memory()
-    with pytest.raises(DeadlinePassed):
-        await Arrivals(memory).read(FakeCall())
-    looks = memory.looks
-    await until(lambda: memory.looks > looks)  # the last poll
-    # Long enough for the requests that do arrive.
-    monkeypatch.setattr(arrivals, "ARRIVAL_SECONDS", 3.0)
-    async with server_of(Calls()) as server, connected(server.address) as caller:
-        stream: Any = caller.stream(REFLECTION, b"\x3a\x00")
-        missing = asyncio.create_task(refused(caller.without_request(HEALTH)))
-        assert await stream.read()
-        assert await stream.read() is grpc.aio.EOF
-        assert (await missing).code in (
-            grpc.StatusCode.INVALID_ARGUMENT,
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-        )

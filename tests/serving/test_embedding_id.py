@@ -7,7 +7,7 @@ import re
 import pytest
 
 from libs.embedding_id import (
-    Recipe,
+    EmbeddingRecipe,
     check_expected,
     embedding_id,
     is_expected,
@@ -17,8 +17,8 @@ from libs.embedding_id import (
 from libs.errors import EmbeddingIdMismatch
 
 FILES = "00" * 32
-PLAIN = Recipe(FILES)
-FULL = Recipe(
+PLAIN = EmbeddingRecipe(FILES)
+FULL = EmbeddingRecipe(
     "ab" * 32,
     card={"kind": "dense", "pooling": ["mean"], "pool_prompt": False},
     prompt="Suche: „Straße“ ",
@@ -56,19 +56,24 @@ def test_canonical_form_is_fixed() -> None:
         (FULL, "float16", "d279359ad3dfcd4c.float16-1"),
     ],
 )
-def test_ids_never_change(recipe: Recipe, number_format: str, expected: str) -> None:
+def test_ids_never_change(recipe: EmbeddingRecipe, number_format: str, expected: str) -> None:
     assert embedding_id(recipe, number_format) == expected
 
 
-@pytest.mark.parametrize("name", [name for name in Recipe.__slots__ if name != "files"])
+@pytest.mark.parametrize("name", [name for name in EmbeddingRecipe.__slots__ if name != "files"])
 def test_every_field_changes_the_id(name: str) -> None:
     values = {"files": "ab" * 32, name: getattr(FULL, name)}
-    assert embedding_id(Recipe(**values), "float32") != embedding_id(Recipe("ab" * 32), "float32")
+    assert embedding_id(EmbeddingRecipe(**values), "float32") != embedding_id(
+        EmbeddingRecipe("ab" * 32), "float32"
+    )
 
 
 def test_order_of_the_cards_fields_does_not_matter() -> None:
     turned = dict(reversed(list(FULL.card.items())))
-    assert Recipe(FILES, card=turned).canonical() == Recipe(FILES, card=FULL.card).canonical()
+    assert (
+        EmbeddingRecipe(FILES, card=turned).canonical()
+        == EmbeddingRecipe(FILES, card=FULL.card).canonical()
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from tests.serving.parts import (
     WATCH,
     Calls,
     connected,
-    server_of,
+    running_server,
     write_tokens,
 )
 
@@ -38,7 +38,7 @@ def tokens(tmp_path: Path) -> Path:
 
 
 async def test_unauthorised_call_is_refused_before_its_request_is_read(tokens: Path) -> None:
-    async with server_of(Calls(), Security(tokens=tokens)) as server:
+    async with running_server(Calls(), Security(tokens=tokens)) as server:
         for token, expected in (("", CODES.UNAUTHENTICATED), (CLIENT, CODES.PERMISSION_DENIED)):
             async with connected(server.address, token=token) as caller:
                 # One that never arrives, and one with more bytes than are ever read.
@@ -47,7 +47,7 @@ async def test_unauthorised_call_is_refused_before_its_request_is_read(tokens: P
 
 
 async def test_call_without_a_request_is_refused() -> None:
-    async with server_of(Calls()) as server, connected(server.address) as caller:
+    async with running_server(Calls()) as server, connected(server.address) as caller:
         call = caller.without_request(LIST)
         await call.done_writing()
         assert (await call.code(), await call.details()) == (
@@ -57,7 +57,7 @@ async def test_call_without_a_request_is_refused() -> None:
 
 
 async def test_request_id_is_generated_or_the_callers() -> None:
-    async with server_of(Calls()) as server, connected(server.address) as caller:
+    async with running_server(Calls()) as server, connected(server.address) as caller:
         call = caller.start(LIST)
         await call
         generated = (await call.trailing_metadata())[REQUEST_ID_HEADER]
@@ -91,7 +91,7 @@ class FailingCalls(Calls):
 async def test_error_of_a_handler_becomes_a_status(
     error: Exception, code: grpc.StatusCode, reason: str
 ) -> None:
-    async with server_of(FailingCalls(error)) as server, connected(server.address) as caller:
+    async with running_server(FailingCalls(error)) as server, connected(server.address) as caller:
         refusal = await refused(caller.call(LIST))
         assert (refusal.code, refusal.reason) == (code, reason)
         assert "a client's text" not in refusal.message
@@ -103,7 +103,7 @@ async def test_call_limit_does_not_block_health_checks_and_workers(
 ) -> None:
     monkeypatch.setattr(interceptor, "MAX_CALLS", 10)
     calls = Calls()
-    async with server_of(calls) as server, connected(server.address) as caller:
+    async with running_server(calls) as server, connected(server.address) as caller:
         for _ in range(3):
             watches = [caller.stream(WATCH) for _ in range(10)]
             await asyncio.gather(*(watch.read() for watch in watches))

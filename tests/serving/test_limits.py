@@ -21,7 +21,7 @@ from libs.serving import server as serving_module
 from libs.serving.calls import public
 from libs.serving.process import _allow_connections
 from tests.router.parts import until
-from tests.serving.parts import GET_MESH, HEALTH, HEARTBEAT, WATCH, Calls, connected, server_of
+from tests.serving.parts import GET_MESH, HEALTH, HEARTBEAT, WATCH, Calls, connected, running_server
 
 CONNECTIONS = int(os.environ.get("SHOAL_CONNECTIONS", "2000"))
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -92,7 +92,7 @@ def files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("files")
 async def test_thousands_of_idle_connections_do_not_stop_service() -> None:
-    async with server_of(Calls()) as server, connected(server.address) as caller:
+    async with running_server(Calls()) as server, connected(server.address) as caller:
         await caller.call(GET_MESH)
         with (
             opened(server.address, CONNECTIONS, PREFACE) as idle,
@@ -118,7 +118,7 @@ async def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) ->
         for name, value in serving_module.OPTIONS
     ]
     monkeypatch.setattr(serving_module, "OPTIONS", tuple(shorter))
-    async with server_of(Calls()) as server, connected(server.address) as caller:
+    async with running_server(Calls()) as server, connected(server.address) as caller:
         # Waits: on a busy machine its first connections may count as silent, too.
         await caller.call(GET_MESH, wait_for_ready=True)
         for said in (b"", PREFACE[:10], PREFACE[:24]):
@@ -138,7 +138,7 @@ async def test_idle_client_may_ping(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in serving_module.OPTIONS
     ]
     monkeypatch.setattr(serving_module, "OPTIONS", tuple(shorter))
-    async with server_of(Calls()) as server:
+    async with running_server(Calls()) as server:
         with opened(server.address, 1, PREFACE) as [connection]:
             said = bytearray()
             for count in range(1, 7):
@@ -153,7 +153,7 @@ async def test_connections_beyond_the_limit_are_closed_and_probes_still_work(
 ) -> None:
     monkeypatch.setattr(serving_module, "_KEPT_FILES", 1 << 40)  # selects the minimum, 64
     async with (
-        server_of(Calls(), Security(health_address="127.0.0.1:0")) as server,
+        running_server(Calls(), Security(health_address="127.0.0.1:0")) as server,
         connected(server.address) as caller,
     ):
         await caller.call(GET_MESH)
@@ -176,7 +176,7 @@ async def test_health_watches_are_limited_but_checks_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(public, "MAX_STREAMS", 3)
-    async with server_of(Calls()) as server, connected(server.address) as caller:
+    async with running_server(Calls()) as server, connected(server.address) as caller:
         watches = [caller.stream("/grpc.health.v1.Health/Watch") for _ in range(3)]
         assert [await watch.read() for watch in watches] == [b"\x08\x01"] * 3
         late = caller.stream("/grpc.health.v1.Health/Watch")
@@ -203,7 +203,7 @@ async def test_health_watches_are_limited_but_checks_are_not(
 
 async def test_old_connection_ends_without_breaking_its_calls() -> None:
     calls = Calls()
-    async with server_of(calls, connection_seconds=0.3) as server, AsyncExitStack() as stack:
+    async with running_server(calls, connection_seconds=0.3) as server, AsyncExitStack() as stack:
         caller = await stack.enter_async_context(connected(server.address))
         beat = caller.start(HEARTBEAT)
         watch = caller.stream(WATCH)
@@ -222,7 +222,7 @@ async def test_old_connection_ends_without_breaking_its_calls() -> None:
 
 
 async def test_header_size_is_limited() -> None:
-    async with server_of(Calls()) as server, connected(server.address) as caller:
+    async with running_server(Calls()) as server, connected(server.address) as caller:
         caller.metadata.append(("x-other", "x" * 8_000))
         assert await caller.code(GET_MESH) == grpc.StatusCode.OK
         caller.metadata.append(("x-more", "x" * 30_000))

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest as Re
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionResponse as ReflectionResponse
 
 from libs.serving.calls.public import REQUEST_BYTES
-from tests.serving.parts import Caller, Calls, connected, server_of
+from tests.serving.parts import Caller, Calls, connected, running_server
 
 BUF = Path(sys.executable).with_name("buf")
 PROTOCOLS = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
@@ -32,7 +32,7 @@ async def ask(caller: Caller, protocol: str, request: ReflectionRequest) -> Refl
     )
 
 
-def pool_of(files: Iterable[bytes]) -> descriptor_pool.DescriptorPool:
+def make_pool(files: Iterable[bytes]) -> descriptor_pool.DescriptorPool:
     """Return a pool with only these files, which must be sufficient."""
     pool, known = descriptor_pool.DescriptorPool(), set[str]()
     waiting = [descriptor_pb2.FileDescriptorProto.FromString(file) for file in files]
@@ -48,7 +48,7 @@ def pool_of(files: Iterable[bytes]) -> descriptor_pool.DescriptorPool:
 
 @both
 async def test_both_protocols_describe_services_and_files(protocol: str) -> None:
-    async with server_of(Calls()) as server, connected(server.address) as caller:
+    async with running_server(Calls()) as server, connected(server.address) as caller:
         listed = await ask(caller, protocol, ReflectionRequest(list_services=""))
         names = {service.name for service in listed.list_services_response.service}
         assert names >= {
@@ -58,7 +58,7 @@ async def test_both_protocols_describe_services_and_files(protocol: str) -> None
         }
         for name in names:
             reported = await ask(caller, protocol, ReflectionRequest(file_containing_symbol=name))
-            pool = pool_of(reported.file_descriptor_response.file_descriptor_proto)
+            pool = make_pool(reported.file_descriptor_response.file_descriptor_proto)
             service = pool.FindServiceByName(name)
             assert all(
                 method.input_type.full_name and method.output_type.full_name
@@ -70,7 +70,7 @@ async def test_both_protocols_describe_services_and_files(protocol: str) -> None
 
 @both
 async def test_both_protocols_refuse_large_requests(protocol: str) -> None:
-    async with server_of(Calls()) as server, connected(server.address) as caller:
+    async with running_server(Calls()) as server, connected(server.address) as caller:
         stream = caller.stream(
             f"/{protocol}.ServerReflection/ServerReflectionInfo", bytes(REQUEST_BYTES + 1)
         )
@@ -82,7 +82,7 @@ async def test_both_protocols_refuse_large_requests(protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["grpc-v1", "grpc-v1alpha"])
 async def test_buf_calls_a_server_with_only_one_protocol(protocol: str) -> None:
-    async with server_of(Calls()) as server:
+    async with running_server(Calls()) as server:
         method = f"http://{server.address}/shoal.v1.MeshService/GetMesh"
         options = (
             "--protocol",

@@ -15,7 +15,7 @@ import pytest
 from shoal.v1 import mesh_pb2, mesh_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 from libs import errors
-from libs.serving import Deadline, Server, Service, current_call, serving
+from libs.serving import Deadline, GrpcServer, Service, current_call, serving
 from libs.telemetry.logs import REQUEST_ID, JsonFormatter, fields
 from tests.router.parts import Refusal, health, mesh_stub, refused, until, worker_stub
 
@@ -68,7 +68,7 @@ class Workers(worker_pb2_grpc.WorkerServiceServicer):
 @asynccontextmanager
 async def mesh_server(
     mesh: Mesh, grace_seconds: float = 5.0
-) -> AsyncIterator[tuple[Server, grpc.aio.Channel]]:
+) -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
     workers = partial(worker_pb2_grpc.add_WorkerServiceServicer_to_server, Workers())
     services = [
         Service(

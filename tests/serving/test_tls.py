@@ -16,7 +16,7 @@ from cryptography import x509
 from libs.errors import InvalidInput
 from libs.serving import Security
 from libs.serving.security.tls import TlsFiles
-from tests.serving.parts import GET_MESH, HEALTH, HEARTBEAT, Calls, connected, server_of
+from tests.serving.parts import GET_MESH, HEALTH, HEARTBEAT, Calls, connected, running_server
 from tests.support.certificates import Certificates
 
 
@@ -52,7 +52,7 @@ async def test_new_connections_use_a_new_certificate_and_old_ones_continue(
     security = certificates.security()
     assert security.cert is not None
     async with (
-        server_of(calls, security) as server,
+        running_server(calls, security) as server,
         connected(server.address, certificates.channel_credentials()) as old,
     ):
         await old.call(GET_MESH)
@@ -74,7 +74,7 @@ async def test_broken_new_files_are_ignored(
 ) -> None:
     security = certificates.security()
     assert security.cert is not None
-    async with server_of(Calls(), security) as server:
+    async with running_server(Calls(), security) as server:
         first = serial(security.cert)
         match breakage:
             case "not PEM":
@@ -103,7 +103,7 @@ async def test_callers_must_present_a_certificate_of_the_authority(
 ) -> None:
     stranger = Certificates(tmp_path / "others")
     security = certificates.security(asks_callers=True)
-    async with server_of(Calls(), security) as server:
+    async with running_server(Calls(), security) as server:
         for caller, expected in (
             (certificates.issue("admin"), grpc.StatusCode.OK),
             (stranger.issue("admin"), grpc.StatusCode.UNAVAILABLE),
@@ -125,7 +125,10 @@ async def test_new_authority_applies_to_new_connections(
     assert security.client_ca is not None
     before, after = certificates.issue("admin"), others.issue("admin")
     own = certificates.channel_credentials(before), certificates.channel_credentials(after)
-    async with server_of(Calls(), security) as server, connected(server.address, own[0]) as known:
+    async with (
+        running_server(Calls(), security) as server,
+        connected(server.address, own[0]) as known,
+    ):
         assert await known.code(GET_MESH) == grpc.StatusCode.OK
         # The server's certificate is still from the first authority.
         security.client_ca.write_bytes(others.ca.read_bytes())
@@ -140,7 +143,10 @@ async def test_new_authority_applies_to_new_connections(
 
 async def test_health_has_a_separate_plain_address(certificates: Certificates) -> None:
     security = certificates.security(asks_callers=True, health_address="127.0.0.1:0")
-    async with server_of(Calls(), security) as server, connected(server.health_address) as probe:
+    async with (
+        running_server(Calls(), security) as server,
+        connected(server.health_address) as probe,
+    ):
         assert await probe.call(HEALTH) == b"\x08\x01"
         assert await probe.code(GET_MESH) == grpc.StatusCode.UNIMPLEMENTED
         await server.set_health(False)

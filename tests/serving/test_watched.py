@@ -69,7 +69,7 @@ def served(reader: Reader) -> Callable[[], list[str]]:
 
 def called(reader: Reader) -> Callable[[], list[str]]:
     looks = iter(range(1_000_000))  # every call polls
-    return trust.Watched(
+    return trust.WatchedCredential(
         [reader.path], reader, clock=lambda: 10.0 * next(looks), wall=reader.clock
     ).get
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from services.scheduler.simulate import record
 from services.scheduler.simulate.command import app
 from services.scheduler.simulate.record import Recorder
-from services.scheduler.simulate.trace import ModelCost, Request, read_trace
+from services.scheduler.simulate.trace import ModelCost, TraceRequest, read_trace
 
 
 def lane(model: str, jobs: int, tokens: int, adapter: str = "") -> pb.LaneStatus:
@@ -47,7 +47,7 @@ def test_growth_of_a_lanes_counters_becomes_requests_spread_over_the_time() -> N
     recorder.see(mesh(lane("org/a", 5, 50), models=known), 11.0)
     recorder.see(mesh(lane("org/a", 7, 57), models=known), 12.0)
     requests, costs, left_out = recorder.trace()
-    assert requests == [Request(1.25, "org/a", 4), Request(1.75, "org/a", 3)]
+    assert requests == [TraceRequest(1.25, "org/a", 4), TraceRequest(1.75, "org/a", 3)]
     assert costs == [ModelCost("org/a", 100, 2.0, None, 500.0)]
     assert not left_out
 

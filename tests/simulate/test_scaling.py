@@ -7,7 +7,7 @@ import pytest
 from libs.catalog.pools import PoolSpec
 from libs.errors import InvalidInput
 from services.scheduler.simulate.keda import Executor
-from services.scheduler.simulate.scaling import Cluster, Outcome, Visit, simulate, visits
+from services.scheduler.simulate.scaling import Cluster, ScalingOutcome, Visit, simulate, visits
 
 
 def pool(start_seconds: float, cooldown_seconds: float = 600.0, **keys: float) -> Cluster:
@@ -16,7 +16,7 @@ def pool(start_seconds: float, cooldown_seconds: float = 600.0, **keys: float) -
     return Cluster(made, start_seconds, cooldown_seconds=cooldown_seconds)
 
 
-def rare(start_seconds: float, burst_share: float = 0.0) -> Outcome:
+def rare(start_seconds: float, burst_share: float = 0.0) -> ScalingOutcome:
     return simulate(pool(start_seconds), visits(40, 1500.0, burst_share, seed=1))
 
 

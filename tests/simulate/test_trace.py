@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from libs.errors import InvalidInput
-from services.scheduler.simulate.generate import Shape, zipf
+from services.scheduler.simulate.generate import TraceShape, zipf
 from services.scheduler.simulate.trace import (
     TOKENS_PER_SECOND,
     ModelCost,
-    Request,
+    TraceRequest,
     models_path,
     read_models,
     read_trace,
@@ -33,7 +33,10 @@ def test_trace_is_read_by_time_with_the_costs_of_its_models(tmp_path: Path) -> N
         tmp_path, "time_seconds, model, tokens, adapter\n2.5, org/b, 7, org/lora\n0, org/a, 3,\n"
     )
     trace = read_trace(path, file(tmp_path, COSTS + "org/c,300,3\n", "models.csv"))
-    assert trace.requests == [Request(0.0, "org/a", 3), Request(2.5, "org/b", 7, "org/lora")]
+    assert trace.requests == [
+        TraceRequest(0.0, "org/a", 3),
+        TraceRequest(2.5, "org/b", 7, "org/lora"),
+    ]
     assert trace.models == {
         "org/a": ModelCost("org/a", 100, 1.5),
         "org/b": ModelCost("org/b", 200, 2.0),
@@ -52,7 +55,7 @@ def test_costs_are_read_from_first_line_of_a_model_in_trace(tmp_path: Path) -> N
 
 
 def test_written_trace_is_read_back(tmp_path: Path) -> None:
-    made = zipf(Shape(models=9, requests=50), seed=1)
+    made = zipf(TraceShape(models=9, requests=50), seed=1)
     path = tmp_path / "made.csv"
     write_trace(path, made.requests)
     write_models(models_path(path), list(made.models.values()))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import close_session
 
-from libs.store import Source, Store, TorchCheckpoints
+from libs.store import ModelSource, ModelStore, TorchCheckpoints
 from libs.store.cache import Cache
 from libs.store.download import Transfer
 from libs.store.hub import Hub
@@ -17,7 +17,7 @@ from tests.store.fake_hub import FakeHub, serving
 
 TRANSFER = Transfer(range_bytes=64 * 1024, threads=4, retry_seconds=(0.0, 0.0, 0.0))
 
-MakeStore = Callable[..., Store]
+MakeStore = Callable[..., ModelStore]
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ def make_store(hub: FakeHub, root: Path, tmp_path: Path) -> MakeStore:
     """
 
     def make(
-        *sources: Source,
+        *sources: ModelSource,
         budget_bytes: int = 1 << 40,
         token: str = "",
         torch_checkpoints: TorchCheckpoints = "convert",
-    ) -> Store:
+    ) -> ModelStore:
         own = Hub(token=token, endpoint=hub.endpoint, cache=tmp_path / "hf")
-        return Store(sources or [own], Cache(root), budget_bytes, TRANSFER, torch_checkpoints)
+        return ModelStore(sources or [own], Cache(root), budget_bytes, TRANSFER, torch_checkpoints)
 
     return make

@@ -11,14 +11,14 @@ import sys
 import threading
 from pathlib import Path
 
-from libs.store import Store
+from libs.store import ModelStore
 from libs.store.cache import Cache
 from libs.store.hub import Hub
 from tests.store.conftest import TRANSFER
 
 
 def main(root: str, cache: str, model: str, threads: str) -> None:
-    store = Store([Hub(cache=Path(cache))], Cache(Path(root)), 1 << 40, TRANSFER)
+    store = ModelStore([Hub(cache=Path(cache))], Cache(Path(root)), 1 << 40, TRANSFER)
     found: list[str] = []
     asking = [
         threading.Thread(

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from libs.errors import ModelBroken
 from libs.models import EntitiesWork
-from libs.store import Progress
+from libs.store import DownloadProgress
 from libs.store.cache import RECORD
 from tests.parity.gliner_models import LABELS, TEXTS, Reference, make_reference
 from tests.parity.test_gliner import assert_same, found, load
@@ -28,7 +28,7 @@ MARKERS = ("[FLERT]", "<<ENT>>", "<<SEP>>")
 SAVED_BY_PACKAGE = ("encoder_config", "class_token_index", "vocab_size", "rel_token_index")
 
 
-def ignore(progress: Progress) -> None:
+def ignore(progress: DownloadProgress) -> None:
     return
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from libs.errors import ModelBroken, NoCapacity
-from libs.store import Progress, Store
+from libs.store import DownloadProgress, ModelStore
 from libs.store.cache import RECORD, Cache
 from libs.store.objects import ObjectStore
 from tests.store.checkpoints import WANTED, write_model
@@ -18,7 +18,7 @@ from tests.store.conftest import TRANSFER
 NAMES = ("org/a", "org/b", "org/c", "org/d")
 
 
-def ignore(progress: Progress) -> None:
+def ignore(progress: DownloadProgress) -> None:
     return
 
 
@@ -44,7 +44,7 @@ class Shop:
 
         self.root = root
         source = ObjectStore(f"file://{originals}", LocalFileSystem(), str(originals))
-        self.store = Store([source], Cache(root), budget_bytes, TRANSFER)
+        self.store = ModelStore([source], Cache(root), budget_bytes, TRANSFER)
 
     def names(self) -> set[str]:
         return {

@@ -20,7 +20,7 @@ from libs.store.digests import (
     FileDigests,
     FilesChanged,
     FilesDigest,
-    Stopped,
+    HashingStopped,
     list_files,
 )
 
@@ -165,7 +165,7 @@ def test_removed_file_makes_a_digest_outdated(model: Path) -> None:
 def test_hashing_can_be_stopped(model: Path) -> None:
     stop = threading.Event()
     stop.set()
-    with pytest.raises(Stopped):
+    with pytest.raises(HashingStopped):
         digest_with(FileDigests(), model, stop=stop)
 
 

@@ -8,15 +8,15 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from libs.errors import NoCapacity
-from libs.store import Progress
-from libs.store.download import Part, download, patiently
+from libs.store import DownloadProgress
+from libs.store.download import PartialFile, download, patiently
 from libs.store.objects import ObjectStore
 from libs.store.source import Remote, RemoteFile
 from tests.store.checkpoints import MODEL, write_model
 from tests.store.conftest import TRANSFER
 
 
-def ignore(progress: Progress) -> None:
+def ignore(progress: DownloadProgress) -> None:
     return
 
 
@@ -36,14 +36,14 @@ def test_disk_that_cannot_be_written_lets_others_try(remote: Remote, tmp_path: P
 
 
 def test_note_that_was_cut_short_does_not_count(tmp_path: Path) -> None:
-    part = Part(RemoteFile("a/weights", 25), tmp_path)
+    part = PartialFile(RemoteFile("a/weights", 25), tmp_path)
     part.write(0, b"x" * 10)
     part.write(20, b"x" * 5)
     assert part.done_bytes() == 15
     assert part.missing(10) == [10]
     with (tmp_path / "a" / "weights.part.ranges").open("a") as notes:
         notes.write("10 2")
-    assert Part(RemoteFile("a/weights", 25), tmp_path).missing(10) == [10]
+    assert PartialFile(RemoteFile("a/weights", 25), tmp_path).missing(10) == [10]
     assert part.missing(25) == [0], "ranges of another size are fetched anew"
 
 

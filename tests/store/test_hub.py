@@ -15,7 +15,7 @@ from huggingface_hub import constants, snapshot_download
 from libs.catalog.checkpoint import adapter
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, NoCapacity
 from libs.kinds.images.card import OPEN_CLIP, OPEN_CLIP_WEIGHTS
-from libs.store import Copy, Progress
+from libs.store import Copy, DownloadProgress
 from libs.store.cache import RECORD
 from libs.store.hub import Hub
 from libs.store.objects import ObjectStore
@@ -25,7 +25,7 @@ from tests.store.conftest import TRANSFER, MakeStore
 from tests.store.fake_hub import COMMIT, FakeHub
 
 
-def ignore(progress: Progress) -> None:
+def ignore(progress: DownloadProgress) -> None:
     return
 
 
@@ -36,7 +36,7 @@ def published(root: Path) -> list[str]:
 def test_model_is_fetched_whole_and_once(
     hub: FakeHub, model: Path, root: Path, make_store: MakeStore
 ) -> None:
-    seen: list[Progress] = []
+    seen: list[DownloadProgress] = []
     store = make_store()
     copy = store.get(MODEL, seen.append)
     assert copy.directory == root / "models" / MODEL
@@ -47,8 +47,8 @@ def test_model_is_fetched_whole_and_once(
         name: size * (2 if name == "modules.json" else 1) for name, size in sizes.items() if size
     }
     assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
-    assert seen[0] == Progress(0, sum(sizes.values()))
-    assert seen[-1] == Progress(sum(sizes.values()), sum(sizes.values()))
+    assert seen[0] == DownloadProgress(0, sum(sizes.values()))
+    assert seen[-1] == DownloadProgress(sum(sizes.values()), sum(sizes.values()))
     record = json.loads((copy.directory / RECORD).read_text())
     assert (record["origin"], record["revision"]) == (hub.endpoint, COMMIT)
     calls = len(hub.calls)
@@ -96,7 +96,7 @@ def test_received_bytes_are_not_fetched_again_after_a_failure(
     hub.cut.clear()
     before = hub.sent["model.safetensors"]
     assert before >= 5 * 64 * 1024
-    seen: list[Progress] = []
+    seen: list[DownloadProgress] = []
     assert same(make_store().get(MODEL, seen.append).directory, model)
     assert hub.sent["model.safetensors"] == size
     assert seen[0].done >= before

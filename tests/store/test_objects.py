@@ -15,14 +15,14 @@ from moto.server import ThreadedMotoServer
 from safetensors.numpy import save_file
 
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, NoCapacity
-from libs.store import Progress, Store, open_store
+from libs.store import DownloadProgress, ModelStore, open_store
 from libs.store.cache import Cache
 from libs.store.objects import ObjectStore
 from tests.store.checkpoints import MODEL, same, write_model
 from tests.store.conftest import TRANSFER
 
 
-def ignore(progress: Progress) -> None:
+def ignore(progress: DownloadProgress) -> None:
     return
 
 
@@ -79,7 +79,7 @@ def test_adapter_is_fetched_as_models_are_and_a_model_is_none(bucket: Path, tmp_
 
 
 def test_object_store(memory: MemoryFileSystem, bucket: Path, tmp_path: Path) -> None:
-    store = Store(
+    store = ModelStore(
         [ObjectStore("memory://bucket", memory, "/bucket")],
         Cache(tmp_path / "store"),
         1 << 40,
@@ -95,9 +95,9 @@ def test_first_store_that_has_it_counts(
 ) -> None:
     empty = ObjectStore("memory://empty", memory, "/empty")
     full = ObjectStore("memory://bucket", memory, "/bucket")
-    store = Store([empty, full], Cache(tmp_path / "store"), 1 << 40, TRANSFER)
+    store = ModelStore([empty, full], Cache(tmp_path / "store"), 1 << 40, TRANSFER)
     assert same(store.get(MODEL, ignore).directory, bucket / MODEL)
-    store = Store([empty], Cache(tmp_path / "other"), 1 << 40, TRANSFER)
+    store = ModelStore([empty], Cache(tmp_path / "other"), 1 << 40, TRANSFER)
     with pytest.raises(ModelNotFound, match="memory://empty"):
         store.get(MODEL, ignore)
 
@@ -140,7 +140,7 @@ def test_errors_are_distinguished(
     files.error = error
     source = ObjectStore("memory://bucket", files, "/bucket", trouble=(ZeroDivisionError,))
     with pytest.raises(kind, match=said):
-        Store([source], Cache(tmp_path), 1 << 40, TRANSFER).get(MODEL, ignore)
+        ModelStore([source], Cache(tmp_path), 1 << 40, TRANSFER).get(MODEL, ignore)
 
 
 def test_files_named_out_of_the_model_are_left_alone(
@@ -148,7 +148,7 @@ def test_files_named_out_of_the_model_are_left_alone(
 ) -> None:
     memory.pipe_file(f"/bucket/{MODEL}/../escaped.json", b"{}")
     memory.pipe_file(f"/bucket/{MODEL}/.hidden.json", b"{}")
-    store = Store(
+    store = ModelStore(
         [ObjectStore("memory://bucket", memory, "/bucket")],
         Cache(tmp_path / "store"),
         1 << 40,

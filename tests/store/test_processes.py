@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from libs.store import Progress
+from libs.store import DownloadProgress
 from libs.store.cache import Cache, Listing
 from tests.store.checkpoints import MODEL, same
 from tests.store.conftest import TRANSFER, MakeStore
@@ -69,13 +69,13 @@ def test_who_waits_for_another_process_sees_its_progress(
     hub: FakeHub, root: Path, make_store: MakeStore
 ) -> None:
     hub.free_bytes = 2 * TRANSFER.range_bytes
-    seen: list[Progress] = []
+    seen: list[DownloadProgress] = []
     with fetching(hub, root, 1) as other:
         go(other)
         assert hub.waiting.acquire(timeout=120)
         calls = len(hub.calls)
 
-        def report(progress: Progress) -> None:
+        def report(progress: DownloadProgress) -> None:
             seen.append(progress)
             if progress.done >= hub.free_bytes:
                 hub.gate.set()
@@ -93,7 +93,7 @@ def test_killed_download_leaves_nothing_to_see_and_is_resumed(
     with fetching(hub, root, 1) as killed:
         go(killed)
         wait_until(
-            lambda: (Cache(root).progress(MODEL) or Progress(0, 0)).done >= hub.free_bytes,
+            lambda: (Cache(root).progress(MODEL) or DownloadProgress(0, 0)).done >= hub.free_bytes,
             120,
             "six ranges to arrive",
         )
@@ -104,7 +104,7 @@ def test_killed_download_leaves_nothing_to_see_and_is_resumed(
     assert arrived is not None
     hub.sent = Counter()
     hub.gate.set()
-    seen: list[Progress] = []
+    seen: list[DownloadProgress] = []
     copy = make_store().get(MODEL, seen.append)
     assert same(copy.directory, model)
     assert seen[0] == arrived

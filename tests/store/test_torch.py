@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from libs.conversion import read_record
 from libs.errors import ModelBroken, NoCapacity
-from libs.store import Progress, open_copies
+from libs.store import DownloadProgress, open_copies
 from libs.store.cache import RECORD
 from tests.conversion.hostile import MARKER, calling
 from tests.store.checkpoints import MODEL
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ("pytorch_model.bin", "2_Dense/pytorch_model.bin", "sparse_linear.pt")
 
 
-def ignore(progress: Progress) -> None:
+def ignore(progress: DownloadProgress) -> None:
     return
 
 

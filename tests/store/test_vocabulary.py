@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from libs.catalog.detect import read_card
 from libs.conversion import read_record
 from libs.errors import ModelBroken
-from libs.store import Progress, open_copies
+from libs.store import DownloadProgress, open_copies
 from tests.parity.checkpoints import write_checkpoint
 from tests.store.conftest import MakeStore
 from tests.store.fake_hub import FakeHub
@@ -24,7 +24,7 @@ TEXT = "Programs such as the GPL, which users run"
 NAME = "org/slow"
 
 
-def ignore(progress: Progress) -> None:
+def ignore(progress: DownloadProgress) -> None:
     return
 
 

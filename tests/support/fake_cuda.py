@@ -373,13 +373,13 @@ def fake_cuda(*, computes: bool = True) -> Iterator[FakeCuda]:
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Run each test with its fixtures on the device, if this module is a plugin."""
-    from libs.models.interface.source import Source
+    from libs.models.interface.source import LoadArguments
 
-    begun = Source.__init__
+    begun = LoadArguments.__init__
 
-    def on_device(self: Source, *args: Any, **named: Any) -> None:
+    def on_device(self: LoadArguments, *args: Any, **named: Any) -> None:
         moved: list[Any] = [DEVICE if isinstance(one, torch.device) else one for one in args]
         begun(self, *moved, **named)
 
-    with fake_cuda(), mock.patch.object(Source, "__init__", on_device):
+    with fake_cuda(), mock.patch.object(LoadArguments, "__init__", on_device):
         yield

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 
 import grpc
 
-from services.scheduler.simulate.hpa import DOWN, UP, Hpa, Rules
+from services.scheduler.simulate.hpa import DOWN, UP, Hpa, ScalingRules
 from services.scheduler.simulate.keda import Executor
 from tests.support import keda_wire
 from tests.support.clock import Clock
@@ -70,8 +70,8 @@ class ScaledObject:
     min_replicas: int = 0
     max_replicas: int = 20
     fallback: Fallback | None = Fallback()
-    up: Rules = UP
-    down: Rules = DOWN
+    up: ScalingRules = UP
+    down: ScalingRules = DOWN
 
 
 class Target(Protocol):

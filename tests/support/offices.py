@@ -157,7 +157,7 @@ def _types(part: str, content: str) -> str:
     )
 
 
-def word_of(document: str | bytes, **more: str | bytes) -> bytes:
+def docx_file(document: str | bytes, **more: str | bytes) -> bytes:
     """A DOCX file with this XML as its main part."""
     return archive(
         {
@@ -170,14 +170,14 @@ def word_of(document: str | bytes, **more: str | bytes) -> bytes:
 
 def word_with(paragraphs: str) -> bytes:
     """Return a DOCX file of these elements."""
-    return word_of(_body(paragraphs))
+    return docx_file(_body(paragraphs))
 
 
 def _body(inside: str) -> str:
     return f"<w:document {_W}><w:body>{inside}</w:body></w:document>"
 
 
-def workbook_of(sheet_data: str, strings: str = "") -> bytes:
+def xlsx_file(sheet_data: str, strings: str = "") -> bytes:
     """An XLSX file of one sheet with this XML."""
     main = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
     office = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
@@ -209,7 +209,7 @@ _ENTITIES: Final = (
 
 def _lying() -> bytes:
     """A bomb with a directory that says that it has few bytes."""
-    data = bytearray(word_of(b"<a>" + b" " * (80 << 20) + b"</a>"))
+    data = bytearray(docx_file(b"<a>" + b" " * (80 << 20) + b"</a>"))
     at = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 4)
     data[at + 24 : at + 28] = (1000).to_bytes(4, "little")
     return bytes(data)
@@ -227,7 +227,7 @@ def _encrypted() -> bytes:
 def hostile() -> dict[str, tuple[bytes, str]]:
     """Files that are refused, each with a part of the message."""
     deep = 300
-    bomb = word_of(_body("<w:p/>"), **{"word/media/bomb.xml": bytes(100 << 20)})
+    bomb = docx_file(_body("<w:p/>"), **{"word/media/bomb.xml": bytes(100 << 20)})
     nested_mail = b"From: a@b.c\r\nSubject: s\r\n" + b"".join(
         b"Content-Type: multipart/mixed; boundary=b%d\r\n\r\n--b%d\r\n" % (level, level)
         for level in range(2000)
@@ -255,18 +255,18 @@ def hostile() -> dict[str, tuple[bytes, str]]:
             "the DOCX file cannot be read",
         ),
         "DOCX with entities": (
-            word_of(_ENTITIES + _body("<w:p><w:r><w:t>&b;&c;</w:t></w:r></w:p>")),
+            docx_file(_ENTITIES + _body("<w:p><w:r><w:t>&b;&c;</w:t></w:r></w:p>")),
             "document type",
         ),
         "DOCX with an external document type": (
-            word_of('<!DOCTYPE x SYSTEM "http://127.0.0.1:1/x.dtd">' + _body("<w:p/>")),
+            docx_file('<!DOCTYPE x SYSTEM "http://127.0.0.1:1/x.dtd">' + _body("<w:p/>")),
             "document type",
         ),
         "deep DOCX": (
-            word_of(_body("<w:sdt><w:sdtContent>" * deep + "</w:sdtContent></w:sdt>" * deep)),
+            docx_file(_body("<w:sdt><w:sdtContent>" * deep + "</w:sdtContent></w:sdt>" * deep)),
             "more than 256 elements inside one another",
         ),
-        "DOCX of broken XML": (word_of(_body("<w:p>")), "not valid XML"),
+        "DOCX of broken XML": (docx_file(_body("<w:p>")), "not valid XML"),
         "XLSX with entities": (
             archive(
                 {
@@ -277,21 +277,21 @@ def hostile() -> dict[str, tuple[bytes, str]]:
             "document type",
         ),
         "XLSX of two far cells": (
-            workbook_of(
+            xlsx_file(
                 '<sheetData><row r="1"><c r="A1"><v>1</v></c></row>'
                 '<row r="1048576"><c r="XFD1048576"><v>2</v></c></row></sheetData>'
             ),
             "1,048,576 rows and 16,384 columns; at most 4,000,000 cells",
         ),
         "XLSX of a long string in many cells": (
-            workbook_of(
+            xlsx_file(
                 "<sheetData>" + '<row><c t="s"><v>0</v></c></row>' * 2000 + "</sheetData>",
                 "<si><t>" + "abcdefghij" * 3000 + "</t></si>",
             ),
             "characters",
         ),
         "XLSX that refers to no string": (
-            workbook_of('<sheetData><row><c t="s"><v>7</v></c></row></sheetData>'),
+            xlsx_file('<sheetData><row><c t="s"><v>7</v></c></row></sheetData>'),
             "refers to a string",
         ),
         "EPUB with entities": (

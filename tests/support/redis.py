@@ -50,7 +50,7 @@ class RedisServers:
         """Return the ports of the servers that report themselves as masters."""
         return [port for port in self._running() if self.role(port) == "master"]
 
-    def replica_of(self, port: int) -> int:
+    def replica_port(self, port: int) -> int:
         """Return the port of the first replica of a master."""
         with self.client(port) as master:
             return int(master.info("replication")["slave0"]["port"])

@@ -93,7 +93,7 @@ class RedisCluster(RedisServers):
         """The URL for a user, who has the password of the tests."""
         return f"redis+cluster://{user.name}:{PASSWORD.replace(' ', '%20')}@{self._named()}"
 
-    def master_of(self, key: str) -> int:
+    def master_port(self, key: str) -> int:
         """Return the port of the master that holds the key, as the other nodes see it."""
         slot = key_slot(key.encode())
         for port in self.ports:
@@ -126,7 +126,7 @@ class RedisCluster(RedisServers):
         """Move the hash slot of a key to another master, as before Redis 8.4: key by key. Within
         the context one key has moved; the yielded function moves the others and ends it.
         """
-        source = self.master_of(key)
+        source = self.master_port(key)
         target = next(port for port in self.masters() if port != source)
         with self._migration(key_slot(key.encode()), source, target) as migration:
             migration.move(1)
@@ -136,7 +136,7 @@ class RedisCluster(RedisServers):
         """Move the hash slot of a key to the master at `target` with all its keys, as before
         Redis 8.4, and return their number.
         """
-        with self._migration(key_slot(key.encode()), self.master_of(key), target) as migration:
+        with self._migration(key_slot(key.encode()), self.master_port(key), target) as migration:
             return migration.finish()
 
     @contextmanager
@@ -205,7 +205,7 @@ class RedisCluster(RedisServers):
 
     def fail_over(self, port: int) -> None:
         """Order a planned failover: the replica of the master takes over without a loss."""
-        self.order_takeover(self.replica_of(port))
+        self.order_takeover(self.replica_port(port))
         self.wait_whole()
 
     def order_takeover(self, replica: int) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow
 from pyarrow import parquet
 
-from tests.bulk.jobs import manifest_of, parts
+from tests.bulk.jobs import parts, read_manifest
 from tests.edge.jobs.parts import STOPPED
 from tests.edge.parts import Http
 from tests.support.cluster import Cluster
@@ -118,7 +118,7 @@ class SubmittedJob:
             _check(table["error"].null_count == len(rows), f"{part.name} has failed rows")
             first += len(rows)
         _check(first == self._count, f"the parts have {first:,} of {self._count:,} rows")
-        embedding_id = manifest_of(self.out).embedding_id
+        embedding_id = read_manifest(self.out).embedding_id
         _check(embedding_id == found["embedding_id"], f"the parts have {embedding_id}: {found}")
         return embedding_id
 

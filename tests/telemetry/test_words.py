@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from libs.telemetry.logs import JsonFormatter, fields
-from libs.telemetry.metrics import LANE_QUEUED_JOBS, LabelValues, Reading
+from libs.telemetry.metrics import LANE_QUEUED_JOBS, LabelValues, ReadCollector
 from tests.api.hostile import CONTROLS, WORDS
 
 
@@ -27,7 +27,7 @@ def test_log_line_escapes_non_ascii() -> None:
 def test_series_has_no_control_characters() -> None:
     registry = CollectorRegistry(auto_describe=False)
     labels = ("cpu\n", f'quote"back\\{WORDS}', LabelValues(1).bounded(WORDS))
-    registry.register(Reading(lambda: [LANE_QUEUED_JOBS.family({labels: 3.0})]))
+    registry.register(ReadCollector(lambda: [LANE_QUEUED_JOBS.family({labels: 3.0})]))
     text = generate_latest(registry).decode()
     assert not set(text) & set(CONTROLS)
     (family,) = text_string_to_metric_families(text)

@@ -30,7 +30,7 @@ from libs.models import (
     Output,
     Prepared,
     Result,
-    Stored,
+    StoredArray,
     Work,
     YieldPoint,
 )
@@ -160,7 +160,7 @@ class FakeModel:
             if outputs
             else np.zeros((0, 2), np.float32)
         )
-        return EncodeResult(dense=Stored("float32", rows.shape, rows))
+        return EncodeResult(dense=StoredArray("float32", rows.shape, rows))
 
     def add_adapter(self, name: str, directory: Path) -> int:
         if (directory / "broken").exists():

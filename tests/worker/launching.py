@@ -12,12 +12,12 @@ from shoal.v1 import worker_pb2
 from libs.errors import ShoalError
 from libs.models import Head, InputSequence, Output, YieldPoint, never_yield
 from services.worker.jobs.execution.oom_recovery import OomRecovery
-from services.worker.jobs.execution.runner import Runner
+from services.worker.jobs.execution.runner import DeviceRunner
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.waste import Waste
 from services.worker.memory.resident import Resident
 from services.worker.mesh import job_codec
-from services.worker.scheduling.batcher import Limits
+from services.worker.scheduling.batcher import BatchLimits
 from tests.support.asynchronous import FakeQueue, FakeSubmission
 from tests.support.waiting import wait_until
 from tests.worker.fakes import FakeModel, encode_job
@@ -151,8 +151,8 @@ class LaunchBench:
         self.waste = Waste()
         self.is_lost = False
         self.numbers = iter(range(1_000_000))
-        self.runner = Runner(
-            Limits(batch_tokens, 256, 1.0, seconds=1000.0),
+        self.runner = DeviceRunner(
+            BatchLimits(batch_tokens, 256, 1.0, seconds=1000.0),
             self.outcomes,
             clock=time.monotonic,
             unix_time=time.time,

@@ -17,7 +17,7 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.eviction import Policy, cost_aware
 from libs.models.runtime.graphs.graphs import Graphs, Owner
-from libs.store import Store
+from libs.store import ModelStore
 from services.worker.machine.device import Device
 from services.worker.memory.files import ModelFiles
 from services.worker.memory.residency import LOAD_SECONDS, Residency
@@ -84,7 +84,7 @@ class ManualClock:
 async def residency(
     store: Checkpoints,
     memory_bytes: int = 250,
-    remote: Store | None = None,
+    remote: ModelStore | None = None,
     *,
     clock: Callable[[], float] = time.monotonic,
     trim: Callable[[], None] = lambda: None,

@@ -5,7 +5,6 @@ sequence starves, is lost or is duplicated.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -21,15 +20,14 @@ from services.worker.scheduling.batcher import (
     COBATCH_WINDOW_SECONDS,
     NO_CALLER,
     Batch,
+    BatchGroup,
+    BatchLimits,
     Flow,
-    Group,
-    Limits,
     Waiting,
     WaitingRoom,
 )
-from services.worker.scheduling.turns import BURST_SECONDS, REMEMBERED_SECONDS
 
-GROUPS = [Group("org/a", "dense"), Group("org/a", "logits"), Group("org/b", "dense")]
+GROUPS = [BatchGroup("org/a", "dense"), BatchGroup("org/a", "logits"), BatchGroup("org/b", "dense")]
 FLOWS = [
     NO_CALLER,
     Flow(tenant="x"),
@@ -47,17 +45,17 @@ sequences = st.lists(
     max_size=60,
 )
 limits = st.builds(
-    Limits,
+    BatchLimits,
     tokens=st.integers(1, 100),
     items=st.integers(1, 20),
     max_age=st.integers(1, 30).map(float),
 )
-WIDE = Limits(tokens=100, items=10, max_age=1.0)
+WIDE = BatchLimits(tokens=100, items=10, max_age=1.0)
 
 
 @dataclass(frozen=True)
 class Arrived:
-    group: Group
+    group: BatchGroup
     flow: Flow
     waiting: Waiting
 
@@ -65,7 +63,9 @@ class Arrived:
 Everything = dict[tuple[int, int], Arrived]
 
 
-def fill(arrivals: list[tuple[Group, Flow, int, int]]) -> tuple[WaitingRoom, Everything, float]:
+def fill(
+    arrivals: list[tuple[BatchGroup, Flow, int, int]],
+) -> tuple[WaitingRoom, Everything, float]:
     """Return a room with sequences that arrived in turn, its contents, and the time of the last
     arrival.
     """
@@ -82,7 +82,7 @@ def take_from(everything: Everything, batch: Batch) -> list[Arrived]:
     return [everything.pop((one.job, one.index)) for one in batch.chosen]
 
 
-def serve(room: WaitingRoom, limits: Limits, now: float, seconds: float = 1.0) -> Batch:
+def serve(room: WaitingRoom, limits: BatchLimits, now: float, seconds: float = 1.0) -> Batch:
     batch = room.take(limits, now)
     assert batch is not None
     room.ran(batch, seconds, now + seconds)
@@ -91,7 +91,7 @@ def serve(room: WaitingRoom, limits: Limits, now: float, seconds: float = 1.0) -
 
 @given(sequences, limits)
 def test_every_sequence_is_served_once_within_the_budget(
-    arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
+    arrivals: list[tuple[BatchGroup, Flow, int, int]], limits: BatchLimits
 ) -> None:
     room, everything, now = fill(arrivals)
     while batch := room.take(limits, now):
@@ -115,7 +115,7 @@ def test_every_sequence_is_served_once_within_the_budget(
 
 @given(sequences, limits)
 def test_batch_begins_with_the_oldest_sequence_of_its_flow(
-    arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
+    arrivals: list[tuple[BatchGroup, Flow, int, int]], limits: BatchLimits
 ) -> None:
     room, everything, now = fill(arrivals)
     while batch := room.take(limits, now):
@@ -133,7 +133,7 @@ def test_batch_begins_with_the_oldest_sequence_of_its_flow(
 
 @given(sequences, limits)
 def test_overdue_sequences_of_a_flow_are_served_in_order(
-    arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
+    arrivals: list[tuple[BatchGroup, Flow, int, int]], limits: BatchLimits
 ) -> None:
     room, everything, now = fill(arrivals)
     while batch := room.take(limits, now):
@@ -157,7 +157,7 @@ def test_overdue_sequences_of_a_flow_are_served_in_order(
 
 @given(sequences, limits)
 def test_skipped_sequences_do_not_fit_the_remaining_budget(
-    arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
+    arrivals: list[tuple[BatchGroup, Flow, int, int]], limits: BatchLimits
 ) -> None:
     """All flows are new, so they may all share a batch."""
     room, everything, now = fill(arrivals)
@@ -176,7 +176,7 @@ def test_skipped_sequences_do_not_fit_the_remaining_budget(
 
 @given(sequences, st.sets(st.integers(0, 20)))
 def test_removed_jobs_leave_nothing_behind(
-    arrivals: list[tuple[Group, Flow, int, int]], removed: set[int]
+    arrivals: list[tuple[BatchGroup, Flow, int, int]], removed: set[int]
 ) -> None:
     room, everything, now = fill(arrivals)
     room.remove(removed)
@@ -201,7 +201,7 @@ costs = st.lists(st.integers(1, 50), min_size=1, max_size=7)
 @settings(deadline=None, max_examples=50)
 @given(weights, costs)
 def test_backlogged_flows_get_device_time_by_weight_within_one_batch(
-    weights: dict[tuple[Group, Flow], float], costs: list[int]
+    weights: dict[tuple[BatchGroup, Flow], float], costs: list[int]
 ) -> None:
     """Fairness holds between callers, between models of a caller, and between lines of a model.
     Each batch has one sequence.
@@ -210,7 +210,7 @@ def test_backlogged_flows_get_device_time_by_weight_within_one_batch(
     got = dict.fromkeys(weights, 0.0)
     costliest = max(costs)
 
-    def arrive(of: tuple[Group, Flow]) -> None:
+    def arrive(of: tuple[BatchGroup, Flow]) -> None:
         nonlocal number
         number += 1
         room.add(of[0], [Waiting(number, 0, 10, float(number))], of[1], weights[of])
@@ -218,7 +218,7 @@ def test_backlogged_flows_get_device_time_by_weight_within_one_batch(
     for of in weights:
         arrive(of)
     for turn in range(300):
-        batch = room.take(Limits(10, 1, 1e9), float(number))
+        batch = room.take(BatchLimits(10, 1, 1e9), float(number))
         assert batch is not None
         (flow,) = batch.weighed
         seconds = costs[turn % len(costs)]
@@ -236,9 +236,9 @@ def test_backlogged_flows_get_device_time_by_weight_within_one_batch(
 
 
 def spread(
-    got: Mapping[tuple[Group, Flow], float],
-    weights: Mapping[tuple[Group, Flow], float],
-    key: Callable[[Group, Flow], Hashable],
+    got: Mapping[tuple[BatchGroup, Flow], float],
+    weights: Mapping[tuple[BatchGroup, Flow], float],
+    key: Callable[[BatchGroup, Flow], Hashable],
 ) -> float:
     """Return the spread of weighted seconds between flows that share a key."""
     sums: dict[Hashable, float] = defaultdict(float)
@@ -250,7 +250,7 @@ def spread(
 @settings(deadline=None, max_examples=50)
 @given(sequences, costs)
 def test_newcomer_waits_for_one_batch_of_each_other_flow(
-    arrivals: list[tuple[Group, Flow, int, int]], costs: list[int]
+    arrivals: list[tuple[BatchGroup, Flow, int, int]], costs: list[int]
 ) -> None:
     """The bound holds for other callers and for other models of the same caller, however much waits
     and continues to arrive.
@@ -263,10 +263,10 @@ def test_newcomer_waits_for_one_batch_of_each_other_flow(
         if turn == 10:
             for group, flow in others:
                 room.add(group, [Waiting(next(numbers), 0, 50, now) for _ in range(5)], flow)
-            room.add(Group("org/new", "dense"), [new_model])
+            room.add(BatchGroup("org/new", "dense"), [new_model])
             room.add(A, [new_caller], Flow(tenant="new"))
             before: list[Batch] = []
-        batch = serve(room, Limits(50, 5, 1.0), now, costs[turn % len(costs)])
+        batch = serve(room, BatchLimits(50, 5, 1.0), now, costs[turn % len(costs)])
         now += 1
         for flow in batch.weighed:
             room.add(batch.group, [Waiting(next(numbers), 0, 50, now)], flow)
@@ -305,24 +305,8 @@ def test_light_tenant_is_next_and_does_not_share_its_batch() -> None:
     assert [one.job for one in serve(room, WIDE, 1.0).chosen] == [1000, 1000]
 
 
-@pytest.mark.parametrize(("group", "flow"), [(B, NO_CALLER), (A, Y)])
-def test_burst_of_a_light_client_precedes_a_backlog_within_its_credit(
-    group: Group, flow: Flow
-) -> None:
-    room = WaitingRoom()
-    room.add(A, [Waiting(number, 0, 100, 0.0) for number in range(100)], X)
-    for now in range(3):
-        serve(room, WIDE, now, seconds=0.1)
-    for number in range(20):
-        room.add(group, [Waiting(1000 + number, 0, 100, 3.0)], flow)
-    order = [serve(room, WIDE, 3.0, seconds=0.1).chosen[0].job >= 1000 for _ in range(12)]
-    most = math.ceil(BURST_SECONDS / 0.1)
-    assert all(order[:most])
-    assert sum(order) - sum(not one for one in order) <= most + 2, "then they take turns"
-
-
 def test_generative_model_has_half_weight_and_no_burst_credit() -> None:
-    room, writer = WaitingRoom(), Group("org/writer", GENERATE)
+    room, writer = WaitingRoom(), BatchGroup("org/writer", GENERATE)
     arrived = 0
 
     def one_more(now: float) -> None:
@@ -348,17 +332,17 @@ def test_generative_model_has_half_weight_and_no_burst_credit() -> None:
 
 def test_sequences_that_have_begun_stay_in_the_batch() -> None:
     """Others cannot take their place: they may wait for the memory that these free at their end."""
-    room, writer, now = WaitingRoom(), Group("org/writer", GENERATE), 0.0
+    room, writer, now = WaitingRoom(), BatchGroup("org/writer", GENERATE), 0.0
     begun = [Waiting(number, 0, 1, now, 20, 5) for number in (1, 2)]
     room.add(writer, begun, Y)
     room.add(writer, [Waiting(number, 0, 90, now, 20) for number in range(10, 20)], X)
     assert room.lanes == {("org/writer", ""): {Y: 2, X: 10 * 110}}
     for turn in range(5):
-        batch = serve(room, Limits(tokens=100, items=8, max_age=1.0), now + turn)
+        batch = serve(room, BatchLimits(tokens=100, items=8, max_age=1.0), now + turn)
         assert [one.job for one in batch.chosen] == [1, 2, 10], "and the oldest of the others"
         room.add(writer, batch.chosen[:2], Y)
         room.add(writer, batch.chosen[2:], X)
-    few = serve(room, Limits(tokens=100, items=2, max_age=1.0), now + 6)
+    few = serve(room, BatchLimits(tokens=100, items=2, max_age=1.0), now + 6)
     assert [one.job for one in few.chosen] == [1, 10]
 
 
@@ -372,19 +356,6 @@ def test_flows_with_equal_service_share_batches() -> None:
     assert room.tokens == 500
 
 
-def test_service_of_an_idle_flow_is_remembered_briefly() -> None:
-    """Otherwise a busy lane that is refilled for each batch would always be new."""
-    for pause, next_is in ((REMEMBERED_SECONDS / 2, Y), (REMEMBERED_SECONDS * 2, X)):
-        room = WaitingRoom()
-        room.add(A, [Waiting(1, 0, 10, 0.0)], X)
-        serve(room, WIDE, 0.0)
-        now = 1.0 + pause
-        assert room.take(WIDE, now) is None
-        room.add(A, [Waiting(2, 0, 100, now)], X)
-        room.add(A, [Waiting(3, 0, 100, now)], Y)
-        assert list(serve(room, WIDE, now).weighed) == [next_is]
-
-
 def test_bulk_work_gets_a_tenth_next_to_interactive_work() -> None:
     room, bulk = WaitingRoom(), Flow(is_bulk=True)
     got: Counter[Flow] = Counter()
@@ -396,38 +367,6 @@ def test_bulk_work_gets_a_tenth_next_to_interactive_work() -> None:
         (flow,) = serve(room, WIDE, 0.0).weighed
         got[flow] += 1
     assert got[bulk] == pytest.approx(200 * BULK_WEIGHT / (1 + BULK_WEIGHT), abs=1)
-
-
-def test_device_is_shared_with_flows_that_recently_had_work() -> None:
-    room = WaitingRoom()
-    room.add(A, [Waiting(1, 0, 10, 0.0)])
-    assert not room.is_shared(A.model)
-    room.add(B, [Waiting(2, 0, 10, 0.0)])
-    assert room.is_shared(A.model)
-    for _ in range(2):
-        serve(room, WIDE, 0.0, seconds=0.1)
-    assert room.take(WIDE, 0.5) is None
-    assert room.is_shared(A.model)
-    assert room.take(WIDE, 0.2 + 2 * REMEMBERED_SECONDS) is None
-    assert not room.is_shared(A.model)
-    for number, flow in enumerate((X, Y)):
-        room.add(A, [Waiting(3 + number, 0, 10, 5.0)], flow)
-    assert room.is_shared(A.model)
-
-
-@given(sequences, limits)
-def test_state_of_departed_flows_is_freed(
-    arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
-) -> None:
-    room, _, now = fill(arrivals)
-    while batch := room.take(limits, now):
-        room.ran(batch, 0.1, now)
-    assert room.take(limits, now + 2 * REMEMBERED_SECONDS) is None
-    assert not room._models._away
-    assert not room._callers._away
-    assert not room._shares
-    assert not room._lines
-    assert not room._jobs
 
 
 def test_sequence_longer_than_the_budget_runs_alone() -> None:
@@ -461,18 +400,18 @@ def test_group_cap_limits_its_batches() -> None:
 def test_number_of_considered_sequences_is_bounded() -> None:
     room = WaitingRoom()
     room.add(A, [Waiting(number, 0, 1, 0.0) for number in range(2 * CANDIDATES)])
-    assert len(serve(room, Limits(10**6, 10**6, 1.0), 0.0).chosen) == CANDIDATES
+    assert len(serve(room, BatchLimits(10**6, 10**6, 1.0), 0.0).chosen) == CANDIDATES
 
 
 def test_empty_room_gives_no_batch() -> None:
-    assert WaitingRoom().take(Limits(1, 1, 1.0), now=0.0) is None
+    assert WaitingRoom().take(BatchLimits(1, 1, 1.0), now=0.0) is None
 
 
 @pytest.mark.parametrize(("heavy", "batches"), [(X, 0), (Flow(tenant="new"), 1)])
 def test_another_model_gives_a_heavy_caller_no_credit(heavy: Flow, batches: int) -> None:
     """A light tenant uses another model. A new caller takes turns with it immediately."""
     room, now = WaitingRoom(), 0.0
-    one_each, numbers = Limits(tokens=10, items=1, max_age=1e9), itertools.count()
+    one_each, numbers = BatchLimits(tokens=10, items=1, max_age=1e9), itertools.count()
 
     def served() -> Batch | None:
         nonlocal now
@@ -547,15 +486,3 @@ def test_interactive_work_preempts_bulk_work_of_the_same_tenant() -> None:
     batch = running(room, Flow(tenant="x", is_bulk=True))
     room.add(A, [Waiting(2, 0, 1, 0.0)], X)
     assert room.preempts(batch, WIDE)
-
-
-def test_preempting_caller_uses_its_burst_and_then_waits() -> None:
-    room, overtaking, now = WaitingRoom(), 0, 0.0
-    batch = running(room)
-    for number in range(2, 100):
-        room.add(B, [Waiting(number, 0, 1, now)], Y)
-    while room.preempts(batch, WIDE):
-        overtaking, now = overtaking + 1, now + 0.04
-        serve(room, Limits(tokens=50, items=1, max_age=1.0), now, 0.04)
-    assert overtaking * 0.04 == pytest.approx(BURST_SECONDS - WIDE.seconds, abs=0.04)
-    room.ran(batch, 0.1, now)

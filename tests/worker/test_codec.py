@@ -36,7 +36,7 @@ from libs.models import (
     Result,
     ScoreResult,
     ScoreWork,
-    Stored,
+    StoredArray,
     StructureWork,
 )
 from libs.models.interface.results import Chunks
@@ -358,21 +358,24 @@ def test_invalid_work_is_refused(job: worker_pb2.Job, error: type[ShoalError], f
     ("stored", "data_type"),
     [
         (
-            Stored("float32", (2, 2), np.array([[1, 2], [3, 4]], "<f4")),
+            StoredArray("float32", (2, 2), np.array([[1, 2], [3, 4]], "<f4")),
             tensor_pb2.DATA_TYPE_FLOAT32,
         ),
         (
-            Stored("float16", (2, 2), np.array([[1, 2], [3, 4]], "<f2")),
+            StoredArray("float16", (2, 2), np.array([[1, 2], [3, 4]], "<f2")),
             tensor_pb2.DATA_TYPE_FLOAT16,
         ),
         (
-            Stored("bfloat16", (2, 2), np.array([[1, 2], [3, 4]], "<u2")),
+            StoredArray("bfloat16", (2, 2), np.array([[1, 2], [3, 4]], "<u2")),
             tensor_pb2.DATA_TYPE_BFLOAT16,
         ),
-        (Stored("binary", (2, 9), np.array([[1, 128], [3, 0]], "u1")), tensor_pb2.DATA_TYPE_BINARY),
+        (
+            StoredArray("binary", (2, 9), np.array([[1, 128], [3, 0]], "u1")),
+            tensor_pb2.DATA_TYPE_BINARY,
+        ),
     ],
 )
-def test_dense_vectors_keep_their_bytes(stored: Stored, data_type: int) -> None:
+def test_dense_vectors_keep_their_bytes(stored: StoredArray, data_type: int) -> None:
     tensor = sent(EncodeResult(dense=stored)).encode.dense
     assert (tensor.data_type, tuple(tensor.shape)) == (data_type, stored.shape)
     np.testing.assert_array_equal(
@@ -385,14 +388,16 @@ def test_dense_vectors_keep_their_bytes(stored: Stored, data_type: int) -> None:
 def test_quantised_vectors_include_scales_and_offsets(data_type: str) -> None:
     rows = np.array([0.5, 0.25], np.float32)
     offset = rows + 1 if data_type == "uint8" else None
-    stored = Stored(data_type, (2, 3), np.zeros((2, 3), data_type), rows, offset)  # type: ignore[arg-type]
+    stored = StoredArray(data_type, (2, 3), np.zeros((2, 3), data_type), rows, offset)  # type: ignore[arg-type]
     tensor = sent(EncodeResult(dense=stored)).encode.dense
     np.testing.assert_array_equal(np.frombuffer(tensor.scale, "<f4"), rows)
     assert tensor.offset == (b"" if offset is None else offset.tobytes())
 
 
 def test_multi_vectors() -> None:
-    rows = RaggedRows(Stored("float16", (3, 2), np.arange(6, dtype="<f2").reshape(3, 2)), [0, 1, 3])
+    rows = RaggedRows(
+        StoredArray("float16", (3, 2), np.arange(6, dtype="<f2").reshape(3, 2)), [0, 1, 3]
+    )
     message = sent(EncodeResult(multi_vector=rows)).encode
     assert not message.HasField("dense")
     assert list(message.multi_vector.offsets) == [0, 1, 3]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from libs.errors import InvalidInput, NoCapacity
-from services.worker.memory.budget import Ledger, Size
+from services.worker.memory.budget import Ledger, ModelSize
 from services.worker.memory.decoding import MAX_WAIT_SECONDS, DecodingMemory
 
 FIELD = "items[0].image"
@@ -76,7 +76,7 @@ async def test_image_waits_for_memory_of_another() -> None:
 
 async def test_image_without_memory_is_refused_after_a_timeout() -> None:
     one = Bench()
-    claim = one.ledger.claim("org/model", Size(900))
+    claim = one.ledger.claim("org/model", ModelSize(900))
     assert claim is not None
 
     def check() -> None:

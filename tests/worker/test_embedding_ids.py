@@ -33,7 +33,7 @@ def write_weights(store: Checkpoints, value: float) -> None:
     save_file({"w": np.full(25, value, np.float32)}, path)
 
 
-def id_of(resident: Resident | None) -> str:
+def embedding_id(resident: Resident | None) -> str:
     assert resident is not None
     return resident.embedding_id(WORK, "")
 
@@ -42,29 +42,29 @@ async def test_id_is_that_of_the_files_that_were_loaded(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a")
     async with residency(store) as r:
         await load(r, "org/a")
-        first = id_of(r.serving("org/a"))
+        first = embedding_id(r.serving("org/a"))
         write_weights(store, 1.0)
-        assert id_of(r.serving("org/a")) == first
+        assert embedding_id(r.serving("org/a")) == first
         await unloaded(r, "org/a")
         await load(r, "org/a")
-        changed = id_of(r.serving("org/a"))
+        changed = embedding_id(r.serving("org/a"))
         assert changed.partition(".")[0] != first.partition(".")[0]
         write_weights(store, 0.0)
         await unloaded(r, "org/a")
         await load(r, "org/a")
-        assert id_of(r.serving("org/a")) == first
+        assert embedding_id(r.serving("org/a")) == first
 
 
 async def test_warm_model_keeps_the_id_of_its_weights(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a")
     async with residency(store, host_bytes=100) as r:
         await load(r, "org/a")
-        first = id_of(r.serving("org/a"))
+        first = embedding_id(r.serving("org/a"))
         write_weights(store, 1.0)
         await unloaded(r, "org/a")
         await load(r, "org/a")
         assert store.loads == ["org/a"]
-        assert id_of(r.serving("org/a")) == first
+        assert embedding_id(r.serving("org/a")) == first
 
 
 async def test_files_that_change_during_a_load_fail_it(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ async def test_files_that_change_during_a_load_fail_it(tmp_path: Path) -> None:
     store.make = FakeModel
     async with residency(store) as r:
         await load(r, "org/a")
-        assert id_of(r.serving("org/a"))
+        assert embedding_id(r.serving("org/a"))
 
 
 async def test_files_are_listed_before_the_model_is_read(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ async def test_load_with_files_that_cannot_be_hashed_succeeds_without_an_id(
     store = Checkpoints(tmp_path, "org/a")
     async with residency(store) as r:
         await load(r, "org/a")
-        assert id_of(r.serving("org/a"))
+        assert embedding_id(r.serving("org/a"))
         await unloaded(r, "org/a")
 
         def broken(*_: object) -> FilesDigest:

@@ -18,7 +18,7 @@ from shoal.v1 import worker_pb2, worker_pb2_grpc
 
 from libs.errors import InvalidInput, NoCapacity
 from libs.serving import Security, Service, serving
-from services.worker.mesh.link import Identity, Link
+from services.worker.mesh.link import Link, WorkerIdentity
 from services.worker.settings import Settings
 from tests.support.certificates import Certificates
 from tests.worker.fakes import (
@@ -178,9 +178,9 @@ async def test_every_router_is_tried_before_failing(tmp_path: Path) -> None:
         guarded(lanes, Security(tokens=refusing)) as first,
         guarded(lanes, Security(tokens=taking)) as second,
         Link(
-            Identity("w1", "e1", "cpu"), [first.address, second.address], Trust(token=SECRET)
+            WorkerIdentity("w1", "e1", "cpu"), [first.address, second.address], Trust(token=SECRET)
         ) as link,
-        Link(Identity("w1", "e1", "cpu"), [first.address], Trust(token=SECRET)) as lost,
+        Link(WorkerIdentity("w1", "e1", "cpu"), [first.address], Trust(token=SECRET)) as lost,
     ):
         await link.heartbeat(worker_pb2.HeartbeatRequest(worker_id="w1"))
         assert len(lanes.heartbeats) == 1

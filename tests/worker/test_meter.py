@@ -43,6 +43,13 @@ def test_speed_of_a_generative_model_is_that_of_many_steps_and_in_the_tokens_of_
     assert meter.expected_seconds(100) == pytest.approx(computed, rel=0.05)
 
 
+def test_steps_of_a_search_by_beams_add_no_token_until_its_end() -> None:
+    meter = Meter()
+    for _ in range(3):
+        meter.add_steps(0, 0.01, 0)
+    assert (meter.tokens_per_second, meter.expected_seconds(10), meter.min_seconds(10)) == (0, 0, 0)
+
+
 def test_first_pass_counts_only_until_the_second() -> None:
     meter = Meter()
     assert (meter.tokens_per_second, meter.batch_tokens) == (0.0, 0)

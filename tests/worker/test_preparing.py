@@ -31,10 +31,10 @@ from services.worker.jobs.pulling.preparing import (
 from services.worker.jobs.pulling.reading import (
     PAGE_BYTES,
     PIXELS_A_BYTE,
-    Reading,
+    InputSizes,
+    estimate_input_sizes,
     estimated_tokens,
     read_bytes,
-    reading_of,
 )
 from services.worker.memory.resident import Resident
 from services.worker.scheduling.batcher import Caller
@@ -412,19 +412,19 @@ def test_shared_text_counts_for_each_item() -> None:
 def test_pages_and_pixels_count_for_a_job() -> None:
     """A WebP of 34 bytes and 49 megapixels is not a small job that others may wait for."""
     job = encode_job("j", "a")
-    assert reading_of(job, 20, has_images=True) == Reading(20)
+    assert estimate_input_sizes(job, 20, has_images=True) == InputSizes(20)
     size = struct.pack("<I", 6999 | 6999 << 14)
     webp = b"RIFF\x1a\0\0\0WEBPVP8L\x0d\0\0\0\x2f" + size
     job.encode.items.add(image=inference_pb2.Image(data=webp))
-    found = reading_of(job, 100, has_images=True)
-    assert found == Reading(100 + 49_000_000 // PIXELS_A_BYTE, kind="images")
-    assert reading_of(job, 100, has_images=False) == Reading(100)
+    found = estimate_input_sizes(job, 100, has_images=True)
+    assert found == InputSizes(100 + 49_000_000 // PIXELS_A_BYTE, kind="images")
+    assert estimate_input_sizes(job, 100, has_images=False) == InputSizes(100)
     document = inference_pb2.Document(data=b"%PDF-1.7", first_page=2, last_page=4)
     for items in (job.encode.items, job.extract.items):
         del items[:]
         items.add(parts=[inference_pb2.Part(document=document), inference_pb2.Part(text="a")])
         items.add(parts=[inference_pb2.Part(document=inference_pb2.Document(file=0))])
-        found = reading_of(job, 100, has_images=True)
+        found = estimate_input_sizes(job, 100, has_images=True)
         assert (found.pages, found.kind, found.bytes) == (19, "documents", 100 + 19 * PAGE_BYTES)
 
 
@@ -432,18 +432,18 @@ def test_documents_in_chunks_count_by_their_text() -> None:
     """Their files are not tokenised, so an image of 20 MB in a document does not hold up pulls."""
     job = encode_job("j", "a")
     job.encode.chunking.SetInParent()
-    assert reading_of(job, 20, has_images=False) == Reading(20)
+    assert estimate_input_sizes(job, 20, has_images=False) == InputSizes(20)
     data = b"%PDF-1.7" + bytes(1 << 20)
     document = inference_pb2.Document(data=data, first_page=2, last_page=4)
     job.encode.items.add(parts=[inference_pb2.Part(document=document)])
     job.encode.items.add(parts=[inference_pb2.Part(document=inference_pb2.Document(file=0))])
     job.encode.files.append(b"# Markdown")
     payload = 100 + len(data) + 10
-    found = reading_of(job, payload, has_images=False)
-    assert found == Reading(100 + 3 * PDF_PAGE_BYTES + 10, 3 + 16, "documents")
+    found = estimate_input_sizes(job, payload, has_images=False)
+    assert found == InputSizes(100 + 3 * PDF_PAGE_BYTES + 10, 3 + 16, "documents")
     assert estimated_tokens(job, found.bytes, 512) == found.bytes // 4 + 1
     job.encode.items[-1].parts[0].document.file = 7
-    assert reading_of(job, payload, has_images=False).bytes == 100 + 3 * PDF_PAGE_BYTES
+    assert estimate_input_sizes(job, payload, has_images=False).bytes == 100 + 3 * PDF_PAGE_BYTES
 
 
 def test_preparing_thread_releases_the_interpreter_lock() -> None:

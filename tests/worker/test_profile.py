@@ -28,22 +28,22 @@ from services.worker.profile.forward import (
 )
 from services.worker.profile.ranges import named_parts
 from services.worker.profile.texts import generated
-from services.worker.profile.trace import FORWARD, PARTS, PREFIX, Part, Span, forwards, read
+from services.worker.profile.trace import FORWARD, PARTS, PREFIX, Part, TraceSpan, forwards, read
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 
 HOST, STREAM = ("1", "1"), ("0", "7")
 
 
-def on_host(name: str, start: float, end: float, kind: str = "cpu_op", link: int = 0) -> Span:
-    return Span(kind, name, HOST, start, end, link)
+def on_host(name: str, start: float, end: float, kind: str = "cpu_op", link: int = 0) -> TraceSpan:
+    return TraceSpan(kind, name, HOST, start, end, link)
 
 
-def in_range(name: str, start: float, end: float) -> Span:
+def in_range(name: str, start: float, end: float) -> TraceSpan:
     return on_host(name, start, end, "user_annotation")
 
 
-def on_device(name: str, start: float, end: float, link: int, kind: str = "kernel") -> Span:
-    return Span(kind, name, STREAM, start, end, link)
+def on_device(name: str, start: float, end: float, link: int, kind: str = "kernel") -> TraceSpan:
+    return TraceSpan(kind, name, STREAM, start, end, link)
 
 
 def microseconds(parts: Mapping[Part, float] | Mapping[str, float]) -> dict[str, float]:
@@ -61,7 +61,7 @@ def test_operators_own_time_is_counted_once_and_in_the_innermost_range() -> None
         on_host("aten::copy_", 40, 45),
         on_host("aten::gelu", 70, 80),
         on_host("aten::linear", 82, 90),
-        Span("cpu_op", "aten::mm", ("1", "2"), 0, 100),  # on another thread
+        TraceSpan("cpu_op", "aten::mm", ("1", "2"), 0, 100),  # on another thread
         on_host("aten::mm", 120, 130),  # after the pass
     ]
     (found,) = forwards(reversed(spans))

@@ -19,8 +19,8 @@ from services.worker.jobs.pulling.pulls import (
     LaneName,
     LaneState,
     Lead,
-    Plan,
     Pull,
+    PullPlan,
     Situation,
     plan_pulls,
 )
@@ -45,7 +45,7 @@ def plan(
     can_load: bool = False,
     busy_seconds: float = 0.0,
     waiting_tokens: int = -1,
-) -> Plan:
+) -> PullPlan:
     if waiting_tokens < 0:
         waiting_tokens = sum(state.waiting_tokens for state in lanes.values())
     return plan_pulls(
@@ -60,25 +60,25 @@ def pull(*lanes: LaneName, tokens: int = BUDGET // 2, can_load: bool = False) ->
 def test_idle_worker_keeps_two_pulls_for_all_lanes() -> None:
     lanes = {A: lane(), B: lane()}
     everything = pull(A, B)
-    assert plan(lanes) == Plan((everything, everything))
-    assert plan(lanes, everything) == Plan((everything,))
-    assert plan(lanes, everything, everything) == Plan()
+    assert plan(lanes) == PullPlan((everything, everything))
+    assert plan(lanes, everything) == PullPlan((everything,))
+    assert plan(lanes, everything, everything) == PullPlan()
 
 
 def test_worker_without_models_pulls_only_if_it_may_load_one() -> None:
-    assert plan({}) == Plan()
-    assert plan({}, can_load=True) == Plan((pull(can_load=True),))
-    assert plan({}, pull(can_load=True), can_load=True) == Plan()
+    assert plan({}) == PullPlan()
+    assert plan({}, can_load=True) == PullPlan((pull(can_load=True),))
+    assert plan({}, pull(can_load=True), can_load=True) == PullPlan()
 
 
 def test_busy_worker_prefetches_half_a_batch_and_more_when_nearly_free() -> None:
     half = pull(A)
-    assert plan({A: lane()}, busy_seconds=1.0) == Plan((half,))
-    assert plan({A: lane()}, half, busy_seconds=1.0) == Plan()
-    assert plan({A: lane(500)}, busy_seconds=1.0) == Plan((), 1.0 - LEAD)
-    assert plan({A: lane(500)}, busy_seconds=LEAD) == Plan((half,))
-    assert plan({A: lane(1500)}, busy_seconds=LEAD) == Plan((half,))
-    assert plan({A: lane(1501)}, busy_seconds=LEAD) == Plan()
+    assert plan({A: lane()}, busy_seconds=1.0) == PullPlan((half,))
+    assert plan({A: lane()}, half, busy_seconds=1.0) == PullPlan()
+    assert plan({A: lane(500)}, busy_seconds=1.0) == PullPlan((), 1.0 - LEAD)
+    assert plan({A: lane(500)}, busy_seconds=LEAD) == PullPlan((half,))
+    assert plan({A: lane(1500)}, busy_seconds=LEAD) == PullPlan((half,))
+    assert plan({A: lane(1501)}, busy_seconds=LEAD) == PullPlan()
 
 
 def test_lanes_below_the_low_watermark_are_always_pulled() -> None:
@@ -101,10 +101,10 @@ def test_lane_without_a_pull_in_flight_is_pulled() -> None:
 def test_lanes_with_quick_batches_have_two_pulls() -> None:
     quick = {A: lane(batch_seconds=QUICK_BATCH_SECONDS / 2)}
     whole = pull(A, tokens=BUDGET)
-    assert plan(quick) == Plan((whole, whole))
-    assert plan({A: lane(1000, batch_seconds=QUICK_BATCH_SECONDS / 2)}) == Plan((whole,))
-    assert plan({A: lane(1000, batch_seconds=QUICK_BATCH_SECONDS / 2)}, whole) == Plan()
-    assert plan({A: lane(1501, batch_seconds=QUICK_BATCH_SECONDS / 2)}) == Plan()
+    assert plan(quick) == PullPlan((whole, whole))
+    assert plan({A: lane(1000, batch_seconds=QUICK_BATCH_SECONDS / 2)}) == PullPlan((whole,))
+    assert plan({A: lane(1000, batch_seconds=QUICK_BATCH_SECONDS / 2)}, whole) == PullPlan()
+    assert plan({A: lane(1501, batch_seconds=QUICK_BATCH_SECONDS / 2)}) == PullPlan()
 
 
 def test_slow_model_has_small_pulls() -> None:

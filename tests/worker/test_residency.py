@@ -15,7 +15,7 @@ from shoal.v1 import models_pb2
 
 from libs.errors import ModelBroken, ModelNotFound
 from libs.eviction import lru
-from libs.store import Remote, RemoteFile, Store
+from libs.store import ModelStore, Remote, RemoteFile
 from libs.store.cache import Cache
 from libs.store.download import Transfer
 from libs.store.objects import ObjectStore
@@ -225,13 +225,13 @@ class _Slow:
         return None
 
 
-def store_of(root: Path, source: FakeSource, budget_bytes: int = 1 << 30) -> Store:
-    return Store([source], Cache(root), budget_bytes, Transfer(retry_seconds=()))
+def make_store(root: Path, source: FakeSource, budget_bytes: int = 1 << 30) -> ModelStore:
+    return ModelStore([source], Cache(root), budget_bytes, Transfer(retry_seconds=()))
 
 
 async def test_model_of_a_store_is_fetched_and_loaded(tmp_path: Path) -> None:
     source = FakeSource(tmp_path / "remote", "org/far")
-    store = store_of(tmp_path / "store", source)
+    store = make_store(tmp_path / "store", source)
     async with residency(Checkpoints(tmp_path / "folder", "org/near"), remote=store) as r:
         r.load("org/far")
         await until(
@@ -251,7 +251,7 @@ async def test_model_of_a_store_is_fetched_and_loaded(tmp_path: Path) -> None:
 async def test_resident_model_stays_on_disk(tmp_path: Path) -> None:
     source = FakeSource(tmp_path / "remote", "org/a", "org/b")
     source.gate.set()
-    store = store_of(tmp_path / "store", source, budget_bytes=300)
+    store = make_store(tmp_path / "store", source, budget_bytes=300)
     async with residency(Checkpoints(tmp_path / "folder"), remote=store) as r:
         await loaded(r, "org/a")
         r.load("org/b")
@@ -268,7 +268,7 @@ async def test_model_that_failed_to_load_may_be_deleted_from_disk(tmp_path: Path
     source.gate.set()
     checkpoints = Checkpoints(tmp_path / "folder")
     checkpoints.errors = {"org/a": ModelBroken("no family")}
-    store = store_of(tmp_path / "store", source)
+    store = make_store(tmp_path / "store", source)
     async with residency(checkpoints, remote=store) as r:
         r.load("org/a")
         await until(lambda: state(r, "org/a") == models_pb2.MODEL_STATE_FAILED)
@@ -279,7 +279,7 @@ async def test_model_that_failed_to_load_may_be_deleted_from_disk(tmp_path: Path
 
 
 async def test_model_in_no_store_is_not_found(tmp_path: Path) -> None:
-    store = store_of(tmp_path / "store", FakeSource(tmp_path / "remote"))
+    store = make_store(tmp_path / "store", FakeSource(tmp_path / "remote"))
     async with residency(Checkpoints(tmp_path / "folder"), remote=store) as r:
         for model in ("org/unknown", "../../etc"):
             r.load(model)
@@ -291,7 +291,7 @@ async def test_concurrent_downloads_are_limited(tmp_path: Path) -> None:
     names = [f"org/m{number}" for number in range(MAX_DOWNLOADS)]
     source = FakeSource(tmp_path / "remote", *names)
     async with residency(
-        Checkpoints(tmp_path / "folder"), 1000, store_of(tmp_path / "store", source)
+        Checkpoints(tmp_path / "folder"), 1000, make_store(tmp_path / "store", source)
     ) as r:
         for name in names:
             assert r.can_load()
@@ -306,7 +306,7 @@ async def test_concurrent_downloads_are_limited(tmp_path: Path) -> None:
 async def test_fetched_model_is_on_disk_after_a_restart(tmp_path: Path) -> None:
     source = FakeSource(tmp_path / "remote", "org/a")
     source.gate.set()
-    store = store_of(tmp_path / "store", source)
+    store = make_store(tmp_path / "store", source)
     store.get("org/a", lambda progress: None).close()
     async with residency(Checkpoints(tmp_path / "folder"), remote=store) as r:
         await r.list_disk()

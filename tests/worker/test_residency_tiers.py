@@ -22,7 +22,7 @@ from tests.worker.residing import (
     state,
     unloaded,
 )
-from tests.worker.test_residency import FakeSource, store_of
+from tests.worker.test_residency import FakeSource, make_store
 
 WARM, COLD, RESIDENT = (
     models_pb2.MODEL_STATE_WARM,
@@ -123,7 +123,7 @@ async def test_order_drops_a_warm_model(tmp_path: Path) -> None:
 async def test_warm_model_stays_on_disk(tmp_path: Path) -> None:
     source = FakeSource(tmp_path / "remote", "org/a", "org/b")
     source.gate.set()
-    remote = store_of(tmp_path / "store", source, budget_bytes=300)
+    remote = make_store(tmp_path / "store", source, budget_bytes=300)
     async with residency(Checkpoints(tmp_path / "folder"), remote=remote, host_bytes=100) as r:
         await loaded(r, "org/a")
         await unloaded(r, "org/a")

@@ -22,18 +22,18 @@ from libs.models import (
     Output,
     Prepared,
     Result,
-    Stored,
+    StoredArray,
     YieldPoint,
     load_model,
     never_yield,
 )
 from services.worker.jobs.execution.oom_recovery import OomRecovery
-from services.worker.jobs.execution.runner import IdleWork, Runner
+from services.worker.jobs.execution.runner import DeviceRunner, IdleWork
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.waste import Waste
 from services.worker.memory.resident import Resident
 from services.worker.mesh import job_codec
-from services.worker.scheduling.batcher import NO_CALLER, Batch, Flow, Group, Limits
+from services.worker.scheduling.batcher import NO_CALLER, Batch, BatchGroup, BatchLimits, Flow
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.waiting import wait_until
 from tests.worker.fakes import HANG_SECONDS, LAYERED, POISON, SLOW, FakeModel, encode_job, vector
@@ -108,8 +108,8 @@ class Bench:
             return outputs
 
         self.model.forward = forward  # type: ignore[method-assign]
-        self.runner = Runner(
-            Limits(batch_tokens, 256, 1.0, batch_seconds),
+        self.runner = DeviceRunner(
+            BatchLimits(batch_tokens, 256, 1.0, batch_seconds),
             self.outcomes,
             clock=self._clock,
             unix_time=time.time,
@@ -167,7 +167,7 @@ def bench(**options: Any) -> Iterator[Bench]:
 def charge(b: Bench, tenant: str, seconds: float) -> None:
     """Charge the tenant for past device time."""
     b.runner._waiting_room.ran(
-        Batch(Group("org/fake", "dense"), (), 1, {Flow(tenant=tenant): 1.0}),
+        Batch(BatchGroup("org/fake", "dense"), (), 1, {Flow(tenant=tenant): 1.0}),
         seconds,
         b.now,
     )
@@ -299,7 +299,7 @@ def test_jobs_of_all_dimensions_and_data_types_share_a_forward_pass(tmp_path: Pa
     )
 
 
-def dense(result: Result) -> Stored:
+def dense(result: Result) -> StoredArray:
     assert isinstance(result, EncodeResult)
     assert result.dense is not None
     return result.dense

@@ -18,7 +18,7 @@ from shoal.v1 import multiplex_pb2, worker_pb2
 
 from libs.errors import NoCapacity
 from libs.serving import Security
-from services.worker.mesh.link import Identity, Link
+from services.worker.mesh.link import Link, WorkerIdentity
 from tests.worker.fakes import HANG_SECONDS, FakeLanes, FakeRouter, encode_job, routers, until
 from tests.worker.running import MODEL, worker
 from tests.worker.test_link import REFUSED, SECRET, guarded, write_tokens
@@ -67,7 +67,7 @@ async def test_cancelled_call_is_cancelled_at_the_router() -> None:
 
     router = Waiting(FakeLanes())
     await router.start()
-    async with Link(Identity("w1", "e", "cpu"), [router.address]) as calls:
+    async with Link(WorkerIdentity("w1", "e", "cpu"), [router.address]) as calls:
         pulling = asyncio.create_task(calls.pull(pull()))
         await until(lambda: bool(router.lanes.pulls))
         pulling.cancel()
@@ -81,7 +81,7 @@ async def test_broken_stream_fails_its_calls_over_to_the_next_router() -> None:
     lanes = FakeLanes()
     async with (
         routers(lanes, 2) as running,
-        Link(Identity("w1", "e", "cpu"), [one.address for one in running]) as calls,
+        Link(WorkerIdentity("w1", "e", "cpu"), [one.address for one in running]) as calls,
     ):
         first = asyncio.create_task(calls.pull(pull()))
         await until(lambda: bool(lanes.pulls))
@@ -106,7 +106,9 @@ async def test_refusal_of_a_stream_is_reported(
     mine.write_text(SECRET)
     async with (
         guarded(FakeLanes(), Security(tokens=tokens)) as router,
-        Link(Identity("w1", "e", "cpu"), [router.address], Trust(token=TokenFile(mine))) as calls,
+        Link(
+            WorkerIdentity("w1", "e", "cpu"), [router.address], Trust(token=TokenFile(mine))
+        ) as calls,
     ):
         for _ in range(5):
             with pytest.raises(NoCapacity, match="PERMISSION_DENIED role client may not call"):
@@ -118,7 +120,7 @@ async def test_calls_behind_a_large_one_use_another_stream() -> None:
     lanes = FakeLanes()
     async with (
         routers(lanes) as running,
-        Link(Identity("w1", "e", "cpu"), [running[0].address]) as calls,
+        Link(WorkerIdentity("w1", "e", "cpu"), [running[0].address]) as calls,
     ):
         lanes.put(MODEL, encode_job("a", "a"))
         batch = await calls.pull(pull())
@@ -184,7 +186,7 @@ async def test_answer_that_a_busy_process_has_not_read_yet_is_in_time(
     with ours, theirs:
         ours.setblocking(False)
         made = FakeCall(ours)
-        stream = multiplex.Stream(made)
+        stream = multiplex.MultiplexedStream(made)
         calling = asyncio.create_task(stream.call("pull", b"body", 0.1))
         await made.written.wait()
         if has_arrived:

@@ -15,7 +15,7 @@ import numpy as np
 from shoal.v1 import inference_pb2, worker_pb2
 
 from libs.errors import NoCapacity
-from libs.models.interface.results import Chunks, EncodeResult, Stored
+from libs.models.interface.results import Chunks, EncodeResult, StoredArray
 from libs.models.interface.sequences import Output, Prepared
 from libs.models.interface.work import CancelCheck, EncodeWork, Work
 from services.worker.jobs.answers.streamed import (
@@ -50,7 +50,7 @@ class FakeChunksModel(FakeModel):
             return None
         values = np.full((1, WIDTH), first, np.float32)
         chunks = Chunks([0, 1], [first], [first + 1], [1], continues=first > 0)
-        return EncodeResult(Stored("float32", (1, WIDTH), values), chunks=chunks)
+        return EncodeResult(StoredArray("float32", (1, WIDTH), values), chunks=chunks)
 
 
 MODEL = FakeChunksModel()

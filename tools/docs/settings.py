@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, get_type_hints
 
 from shoal.cli.bulk.submitted import EdgeAccess
-from shoal.cli.options import Connection
+from shoal.cli.options import ConnectionOptions
 from shoal.transport import trust
 
 from libs.queue.connection.trust import RedisTrust
@@ -82,7 +82,7 @@ def _options() -> dict[str, str]:
     """Return the variables of the command line's connection options, with their help."""
     hints = [
         *get_type_hints(EdgeAccess, include_extras=True).values(),
-        *get_type_hints(Connection, include_extras=True).values(),
+        *get_type_hints(ConnectionOptions, include_extras=True).values(),
     ]
     options = [option for hint in hints for option in getattr(hint, "__metadata__", ())]
     return {option.envvar: option.help for option in options if option.envvar}

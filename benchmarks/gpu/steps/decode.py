@@ -21,12 +21,12 @@ import torch
 import transformers
 
 from benchmarks.gpu import published, roofline
-from benchmarks.gpu.context import Context
-from benchmarks.gpu.graphs import NEVER, Tally
+from benchmarks.gpu.context import StepContext
+from benchmarks.gpu.graphs import NEVER, GraphTally
 from benchmarks.gpu.report import Row
-from benchmarks.models.families import POSITIONS, Shape
+from benchmarks.models.families import POSITIONS, FamilyShape
 from libs.kernels.attention.paged import pages_for
-from libs.models.generation import DecodeLoop, LanguageModel, Request, load_language_model
+from libs.models.generation import DecodeLoop, LanguageModel, SequenceRequest, load_language_model
 from libs.models.generation.decoding.rules import Ids
 from tests.parity.checkpoints import random_model
 
@@ -42,7 +42,7 @@ EQUAL_LAYERS: Final = 4
 EQUAL_TOKENS: Final = 40
 
 
-def run(context: Context) -> None:
+def run(context: StepContext) -> None:
     (shape,) = published.shapes(context, (NAME,))
     context.measure("tokens in float32", partial(equal, context, shape), seconds=15)
     context.measure(NAME, partial(measure, context, shape), seconds=40)
@@ -55,7 +55,7 @@ def run(context: Context) -> None:
     )
 
 
-def measure(context: Context, shape: Shape) -> Row:
+def measure(context: StepContext, shape: FamilyShape) -> Row:
     sequences = SEQUENCES[: 2 if context.is_tiny else None]
     prompt, steps, peer_steps = (8, 4, 2) if context.is_tiny else (PROMPT, STEPS, PEER_STEPS)
     with tempfile.TemporaryDirectory() as name:
@@ -67,7 +67,7 @@ def measure(context: Context, shape: Shape) -> Row:
         row[f"eager_{count}_ms"] = milliseconds(
             context, loop, prompts(language_model, [prompt] * count), steps
         )
-    tally = Tally()
+    tally = GraphTally()
     if captured(context, loop, tally):
         for count in sequences:
             row[f"graph_{count}_ms"] = milliseconds(
@@ -100,7 +100,7 @@ def measure(context: Context, shape: Shape) -> Row:
     return roofline.compared(row, predicted)
 
 
-def equal(context: Context, shape: Shape) -> Row:
+def equal(context: StepContext, shape: FamilyShape) -> Row:
     """The same requests with gathered keys, by the kernel, and by the kernel from graphs."""
     with tempfile.TemporaryDirectory() as name:
         checkpoint(shape, Path(name), torch.float32, layers=2 if context.is_tiny else EQUAL_LAYERS)
@@ -108,7 +108,7 @@ def equal(context: Context, shape: Shape) -> Row:
     lengths = EQUAL_PROMPTS[: 3 if context.is_tiny else None]
     tokens = 4 if context.is_tiny else EQUAL_TOKENS
     pages = sum(pages_for(length + tokens) for length in lengths)
-    asked, tally = prompts(language_model, lengths), Tally()
+    asked, tally = prompts(language_model, lengths), GraphTally()
     loop = DecodeLoop(language_model, pages)
     by_kernel = texts(loop, asked, tokens)
     by_graph = texts(loop, asked, tokens) if captured(context, loop, tally) else by_kernel
@@ -142,7 +142,7 @@ def gathered() -> Iterator[None]:
 
 
 def checkpoint(
-    shape: Shape, directory: Path, dtype: torch.dtype, layers: int | None = None
+    shape: FamilyShape, directory: Path, dtype: torch.dtype, layers: int | None = None
 ) -> transformers.PreTrainedModel:
     """Write the shape with a language head, which is the token table; return transformers' model
     on the CPU.
@@ -172,7 +172,7 @@ def prompts(language_model: LanguageModel, lengths: Sequence[int]) -> list[Ids]:
     ]
 
 
-def captured(context: Context, loop: DecodeLoop, tally: Tally) -> bool:
+def captured(context: StepContext, loop: DecodeLoop, tally: GraphTally) -> bool:
     """Capture a graph for each number of sequences; False: the loop's steps have none, as on a
     CPU.
     """
@@ -187,7 +187,7 @@ def captured(context: Context, loop: DecodeLoop, tally: Tally) -> bool:
 
 
 def texts(loop: DecodeLoop, asked: Sequence[Ids], tokens: int) -> list[list[int]]:
-    added = [loop.add(Request(ids, most=tokens)) for ids in asked]
+    added = [loop.add(SequenceRequest(ids, most=tokens)) for ids in asked]
     found: dict[int, list[int]] = {id(each): [] for each in added}
     while loop.sequences:
         for written in loop.step():
@@ -195,9 +195,9 @@ def texts(loop: DecodeLoop, asked: Sequence[Ids], tokens: int) -> list[list[int]
     return [found[id(each)] for each in added]
 
 
-def milliseconds(context: Context, loop: DecodeLoop, asked: Sequence[Ids], steps: int) -> float:
+def milliseconds(context: StepContext, loop: DecodeLoop, asked: Sequence[Ids], steps: int) -> float:
     """Return the milliseconds of a step in which all sequences generate, after their prompts."""
-    added = [loop.add(Request(ids, most=steps + WARM + 1)) for ids in asked]
+    added = [loop.add(SequenceRequest(ids, most=steps + WARM + 1)) for ids in asked]
     while not all(each.is_prefilled for each in added):
         loop.step([each for each in added if not each.is_prefilled])
     for _ in range(WARM):
@@ -215,7 +215,7 @@ def milliseconds(context: Context, loop: DecodeLoop, asked: Sequence[Ids], steps
 
 @torch.inference_mode()
 def generated(
-    context: Context, model: transformers.PreTrainedModel, ids: torch.Tensor, tokens: int
+    context: StepContext, model: transformers.PreTrainedModel, ids: torch.Tensor, tokens: int
 ) -> float:
     """Seconds of transformers' `generate`."""
     mask = torch.ones_like(ids)

@@ -25,10 +25,16 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common.texts import real_texts
 from benchmarks.gpu import published
-from benchmarks.gpu.context import Context, NotHere
+from benchmarks.gpu.context import NotHere, StepContext
 from benchmarks.gpu.report import Row
 from benchmarks.gpu.steps.profile import kernels
-from benchmarks.models.families import Shape, packed_run, padded_run, split_into_batches, take_turns
+from benchmarks.models.families import (
+    FamilyShape,
+    packed_run,
+    padded_run,
+    split_into_batches,
+    take_turns,
+)
 from libs.kernels.linear.grouped import has_grouped
 from libs.models import EncodeWork, InputSequence, PackedModel, load_model
 from libs.models.layers.experts import Experts
@@ -39,7 +45,7 @@ BATCH_TOKENS: Final = 16_384
 TEXTS: Final = 1024
 ROUNDS: Final = 3
 TOP: Final = 12
-DEBERTA: Final = Shape(
+DEBERTA: Final = FamilyShape(
     "DeBERTa-v3-base",
     "deberta-v2",
     768,
@@ -56,7 +62,7 @@ MOE: Final = EncoderSpec(
 )  # fmt: skip
 
 
-def run(context: Context) -> None:
+def run(context: StepContext) -> None:
     shape = published.tiny(DEBERTA) if context.is_tiny else DEBERTA
     context.measure(DEBERTA.name, partial(measure, context, shape), seconds=25)
     context.measure("nomic-moe experts", partial(experts, context), needs_cuda=True, seconds=5)
@@ -64,7 +70,7 @@ def run(context: Context) -> None:
     context.target(f"{DEBERTA.name} / transformers in arrival order", PEER_BOUND, "x", ratio)
 
 
-def measure(context: Context, shape: Shape) -> Row:
+def measure(context: StepContext, shape: FamilyShape) -> Row:
     texts, rounds, batch_tokens = (24, 1, 256) if context.is_tiny else (TEXTS, ROUNDS, BATCH_TOKENS)
     directory, reference = published.checkpoint(shape)
     mix = real_texts(texts, directory=directory)
@@ -119,7 +125,7 @@ def _distance(model: PackedModel, batch: list[InputSequence]) -> float:
     return float((np.linalg.norm(got - wanted, axis=1) / np.linalg.norm(wanted, axis=1)).max())
 
 
-def launches(context: Context, model: PackedModel, batch: list[InputSequence]) -> Row:
+def launches(context: StepContext, model: PackedModel, batch: list[InputSequence]) -> Row:
     """Kernels of one batch."""
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if context.has_cuda else [])]
     with profile(activities=kinds, acc_events=True) as profiler:
@@ -137,7 +143,7 @@ def launches(context: Context, model: PackedModel, batch: list[InputSequence]) -
 
 
 @torch.inference_mode()
-def experts(context: Context) -> Row:
+def experts(context: StepContext) -> Row:
     layer = Experts(MOE, EXPERTS)
     for name, parameter in layer.named_parameters():
         values = torch.randn(parameter.shape, device=context.device, dtype=torch.bfloat16)

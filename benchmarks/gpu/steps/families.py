@@ -21,10 +21,10 @@ import torch
 
 from benchmarks.common.texts import real_texts
 from benchmarks.gpu import published, roofline
-from benchmarks.gpu.context import Context, peak
+from benchmarks.gpu.context import StepContext, peak
 from benchmarks.gpu.report import Row
 from benchmarks.models.families import (
-    Shape,
+    FamilyShape,
     packed_run,
     padded_run,
     sentence_transformers_run,
@@ -52,7 +52,7 @@ ORDER: Final = (
 LONG: Final = 512
 
 
-def run(context: Context) -> None:
+def run(context: StepContext) -> None:
     context.note(published.FLOPS_SAY)
     found = {shape.name: shape for shape in published.shapes(context)}
     for name in ORDER:
@@ -75,7 +75,7 @@ def _with_tokenising(model: PackedModel, texts: list[str], batch_tokens: int) ->
     return packed_run(model, model.prepare(EncodeWork(texts)).sequences, batch_tokens)()
 
 
-def measure(context: Context, shape: Shape) -> Row:
+def measure(context: StepContext, shape: FamilyShape) -> Row:
     texts, rounds, batch_tokens = (24, 1, 256) if context.is_tiny else (TEXTS, ROUNDS, BATCH_TOKENS)
     directory, reference = published.checkpoint(shape)
     mix = real_texts(texts, directory=directory)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.gpu import outcomes
-from benchmarks.gpu.context import Context
+from benchmarks.gpu.context import StepContext
 from benchmarks.gpu.report import NO_CUDA, ROOT, Row
 
 TESTS: Final = (
@@ -42,7 +42,7 @@ may have, could warn, and warnings are errors."""
 PROCESSES: Final = 8
 
 
-def run(context: Context) -> None:
+def run(context: StepContext) -> None:
     context.report.rows = []  # pytest runs all of them again
     tests = TINY if context.is_tiny else TESTS
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +69,7 @@ def run(context: Context) -> None:
         context.save()
 
 
-def _pytest(context: Context, tests: tuple[str, ...], reported: Path) -> str:
+def _pytest(context: StepContext, tests: tuple[str, ...], reported: Path) -> str:
     command = [
         sys.executable,
         "-m",

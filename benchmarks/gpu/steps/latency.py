@@ -19,10 +19,10 @@ import torch
 
 from benchmarks.common.report import percentile
 from benchmarks.gpu import published, roofline
-from benchmarks.gpu.context import Context
-from benchmarks.gpu.graphs import NEVER, Tally
+from benchmarks.gpu.context import StepContext
+from benchmarks.gpu.graphs import NEVER, GraphTally
 from benchmarks.gpu.report import Row
-from benchmarks.models.families import Shape, padded_run, sentence_transformers_run
+from benchmarks.models.families import FamilyShape, padded_run, sentence_transformers_run
 from libs.models import EncodeWork, InputSequence, PackedModel, Prepared, load_model
 
 TOKENS: Final = 12
@@ -36,7 +36,7 @@ BATCHES: Final = (1, 8, 32)
 NAMES: Final = ("ModernBERT-base", "MiniLM-L6", "BERT-base", "BERT-large", "Qwen3-0.6B")
 
 
-def run(context: Context) -> None:
+def run(context: StepContext) -> None:
     found = {shape.name: shape for shape in published.shapes(context, NAMES)}
     for name in NAMES:
         context.measure(name, partial(measure, context, found[name]), seconds=10)
@@ -52,7 +52,7 @@ def run(context: Context) -> None:
     context.target("the same from a CUDA graph", BOUND_SECONDS * 1e3, "ms", held, at_most=True)
 
 
-def measure(context: Context, shape: Shape) -> Row:
+def measure(context: StepContext, shape: FamilyShape) -> Row:
     queries = 5 if context.is_tiny else QUERIES
     directory, reference = published.checkpoint(shape)
     reference = reference.to(context.device)
@@ -91,10 +91,10 @@ def measure(context: Context, shape: Shape) -> Row:
     return roofline.compared(row, predicted)
 
 
-def graphs(context: Context, model: PackedModel, query: Prepared, queries: int) -> Row:
+def graphs(context: StepContext, model: PackedModel, query: Prepared, queries: int) -> Row:
     """Each batch eagerly, then from its graph."""
     row: Row = {}
-    tally = Tally()
+    tally = GraphTally()
     for way in ("eager", "graph"):
         if way == "graph":
             model.keep_graphs(tally.graphs(context.device, check_every=NEVER))

@@ -30,7 +30,7 @@ from shoal import AsyncClient, ShoalError
 from benchmarks.common.report import percentile
 from benchmarks.common.texts import real_texts
 from benchmarks.gpu import published
-from benchmarks.gpu.context import Context
+from benchmarks.gpu.context import StepContext
 from benchmarks.gpu.report import Row
 from libs.models import EncodeWork, InputSequence, Output, PackedModel, Unfinished, load_model
 from services.local.mesh import running
@@ -60,7 +60,7 @@ SPARE: Final = 32 << 20
 Vector = NDArray[np.float32]
 
 
-def run(context: Context) -> None:
+def run(context: StepContext) -> None:
     context.measure("a batch that does not fit", lambda: rehearsed(context), seconds=5)
     for share in SHARES:
         what = f"out of memory, room for {share:g} of a batch"
@@ -82,7 +82,7 @@ def run(context: Context) -> None:
     )
 
 
-def rehearsed(context: Context) -> Row:
+def rehearsed(context: StepContext) -> Row:
     """The ladder on this device, with a forward that raises torch's error for more than a quarter
     of the batch.
     """
@@ -101,7 +101,7 @@ def rehearsed(context: Context) -> Row:
     return _climbed(recovery, forward, sequences, wanted, exact)
 
 
-def ladder_row(context: Context, share: float) -> Row:
+def ladder_row(context: StepContext, share: float) -> Row:
     model, sequences, exact = _model(context, BATCH_TOKENS)
     wanted, need = _needed(model, sequences)
     device = open_device(Settings("bench", device="cuda", dtype="bfloat16"))
@@ -114,7 +114,7 @@ def ladder_row(context: Context, share: float) -> Row:
     return row | {"batch_bytes": need, "cosine_after_it": again}
 
 
-def relieved(context: Context) -> Row:
+def relieved(context: StepContext) -> Row:
     """Run a batch without enough memory until an idle model that holds as much is evicted."""
     model, sequences, exact = _model(context, BATCH_TOKENS)
     wanted, need = _needed(model, sequences)
@@ -138,7 +138,7 @@ def relieved(context: Context) -> Row:
     return row | {"batch_bytes": need}
 
 
-def _model(context: Context, tokens: int) -> tuple[PackedModel, list[InputSequence], Vector]:
+def _model(context: StepContext, tokens: int) -> tuple[PackedModel, list[InputSequence], Vector]:
     """Return a model of BERT-base's shape, a batch of this many tokens, and its vectors in
     float32.
     """
@@ -270,7 +270,7 @@ def _lowest_cosine(found: Vector, wanted: Vector) -> float:
     )
 
 
-def many(context: Context) -> Row:
+def many(context: StepContext) -> Row:
     models, requests = (6, 40) if context.is_tiny else (MODELS, REQUESTS)
     sizes = ((32, 2, 2), (64, 2, 2)) if context.is_tiny else SIZES
     resident, warm = (2, 2) if context.is_tiny else (RESIDENT, WARM)
@@ -319,7 +319,7 @@ def many(context: Context) -> Row:
 
 
 async def _asked(
-    context: Context,
+    context: StepContext,
     folder: Path,
     alone: dict[str, Vector],
     text: str,

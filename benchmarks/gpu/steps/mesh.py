@@ -25,7 +25,7 @@ from benchmarks.common.processes import Vectors
 from benchmarks.common.report import percentile
 from benchmarks.common.texts import MINILM_ID, Mix, minilm_directory, real_texts
 from benchmarks.gpu import published
-from benchmarks.gpu.context import Context
+from benchmarks.gpu.context import StepContext
 from benchmarks.gpu.report import Row
 from benchmarks.mesh.throughput import QUERIES, in_parts, singly
 from benchmarks.models.families import packed_run
@@ -43,7 +43,7 @@ MIN_COSINE: Final = 0.999
 BULK_BOUND: Final = 0.9
 
 
-def run(context: Context) -> None:
+def run(context: StepContext) -> None:
     mix = real_texts(64 if context.is_tiny else TEXTS)
     context.measure("forward alone", lambda: alone(context, mix), seconds=10)
     with tempfile.TemporaryDirectory() as name:
@@ -60,7 +60,7 @@ def run(context: Context) -> None:
     context.target("mesh, one request / forward alone, all-MiniLM-L6-v2", BULK_BOUND, "x", ratio)
 
 
-def alone(context: Context, mix: Mix) -> Row:
+def alone(context: StepContext, mix: Mix) -> Row:
     """The forward passes without any mesh, tokenised beforehand."""
     model = load_model(minilm_directory(), MINILM_ID, context.device, _dtype(context))
     once = packed_run(model, model.prepare(EncodeWork(mix.texts)).sequences, BATCH_TOKENS)
@@ -71,7 +71,7 @@ def alone(context: Context, mix: Mix) -> Row:
     }
 
 
-async def _mesh(context: Context, mix: Mix, folder: Path) -> None:
+async def _mesh(context: StepContext, mix: Mix, folder: Path) -> None:
     models = f"{MINILM_ID}={minilm_directory()}:{folder}"
     device = "cuda" if context.has_cuda else "cpu"
     threads = 1 if not context.has_cuda else 4
@@ -110,7 +110,7 @@ async def _mesh(context: Context, mix: Mix, folder: Path) -> None:
 
 
 async def _measured(
-    context: Context, what: str, way: Callable[[], Awaitable[object]], tokens: int
+    context: StepContext, what: str, way: Callable[[], Awaitable[object]], tokens: int
 ) -> None:
     if what in context.kept:
         return
@@ -153,7 +153,7 @@ async def _mixed(client: AsyncClient, names: list[str], texts: list[str], at_onc
     await asyncio.gather(*(caller() for _ in range(at_once)))
 
 
-async def _idle(context: Context, client: AsyncClient) -> None:
+async def _idle(context: StepContext, client: AsyncClient) -> None:
     count = 5 if context.is_tiny else QUERIES_AT_IDLE
     totals, stages = [], []
     for number in range(count + len(QUERIES)):
@@ -222,9 +222,9 @@ def _cpu() -> dict[str, float]:
     return found
 
 
-def _dtype(context: Context) -> torch.dtype:
+def _dtype(context: StepContext) -> torch.dtype:
     return torch.bfloat16 if context.has_cuda else torch.float32
 
 
-def _name(context: Context) -> str:
+def _name(context: StepContext) -> str:
     return "bfloat16" if context.has_cuda else "float32"

@@ -23,8 +23,8 @@ import torch
 import transformers
 
 from benchmarks.common.texts import MINILM_ID, minilm_directory, real_texts
-from benchmarks.gpu.context import Context, NotHere
-from benchmarks.gpu.graphs import Tally
+from benchmarks.gpu.context import NotHere, StepContext
+from benchmarks.gpu.graphs import GraphTally
 from benchmarks.gpu.report import Row, Value
 from libs.models import EncodeWork, load_model
 from libs.models.interface.packed import Packed
@@ -69,7 +69,7 @@ SHAPES: Final = ((64, 4, 2), (256, 4, 2))
 Ids = list[np.typing.NDArray[np.int32]]
 
 
-def run(context: Context) -> None:
+def run(context: StepContext) -> None:
     kinds = TINY if context.is_tiny else tuple(RECIPES)
     # Most of a row's time is the compiler's, which keeps one core busy.
     processes = max(1, min(PROCESSES, len(os.sched_getaffinity(0)) // 2))
@@ -143,7 +143,7 @@ def graph(encoder: PackedEncoder, device: torch.device) -> dict[str, Value]:
     graphs; `wrong` if there should be, or if they differ."""
     if not encoder.is_graph_capturable:
         return {"none": "its launches go by the lengths of sequences"}
-    tally = Tally()
+    tally = GraphTally()
     graphs = tally.graphs(device, check_every=1)
     rng = np.random.default_rng(0)
     apart: list[float] = []
@@ -171,7 +171,7 @@ def graph(encoder: PackedEncoder, device: torch.device) -> dict[str, Value]:
     return {"distance": max(apart), "captured": tally.reported["captured"], "bytes": tally.bytes}
 
 
-def minilm(context: Context) -> Row:
+def minilm(context: StepContext) -> Row:
     """The lowest cosine of vectors on the device, in either type, to those of transformers in
     float32 on the CPU.
     """

@@ -18,9 +18,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common.texts import real_texts
 from benchmarks.gpu import published
-from benchmarks.gpu.context import Context, peak
+from benchmarks.gpu.context import StepContext, peak
 from benchmarks.gpu.report import Row
-from benchmarks.models.families import Shape, split_into_batches
+from benchmarks.models.families import FamilyShape, split_into_batches
 from libs.models import EncodeWork, load_model
 from libs.models.interface.pending import PendingBatch
 from services.worker.profile.forward import ProfileBatch, profile_forward
@@ -34,7 +34,7 @@ TOP: Final = 20
 NAMES: Final = ("BERT-large", "ModernBERT-base", "Qwen3-0.6B")
 
 
-def run(context: Context) -> None:
+def run(context: StepContext) -> None:
     for shape in published.shapes(context, NAMES):
         context.measure(shape.name, partial(measure, context, shape), seconds=15)
         context.measure(
@@ -48,7 +48,7 @@ def run(context: Context) -> None:
     )
 
 
-def in_flight(context: Context, shape: Shape) -> Row:
+def in_flight(context: StepContext, shape: FamilyShape) -> Row:
     """Seconds of a batch among IN_TURN, collected before the next one is launched and after, as the
     worker does.
     """
@@ -85,7 +85,7 @@ def in_flight(context: Context, shape: Shape) -> Row:
     return row
 
 
-def measure(context: Context, shape: Shape) -> Row:
+def measure(context: StepContext, shape: FamilyShape) -> Row:
     texts, tokens, runs = (16, 128, 2) if context.is_tiny else (512, BATCH_TOKENS, RUNS)
     directory, reference = published.checkpoint(shape)
     mix = real_texts(texts, directory=directory)
@@ -148,7 +148,7 @@ def kernels(averages: Any, *, on_device: bool) -> list[tuple[str, float, int]]:
     return sorted(found, key=lambda one: -one[1])
 
 
-def ceilings(context: Context) -> Row:
+def ceilings(context: StepContext) -> Row:
     """Measure the ceilings of this GPU with plain torch: a copy within its memory, counting bytes
     read and written, and a matrix product.
     """

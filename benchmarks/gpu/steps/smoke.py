@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from benchmarks.gpu.context import Context
+from benchmarks.gpu.context import StepContext
 from benchmarks.gpu.report import Row
 from benchmarks.gpu.steps.parity import (
     BFLOAT16_TIMES,
@@ -43,7 +43,7 @@ HIDDEN: Final = 256
 BUCKET: Final = Bucket(64, 4, 64)
 
 
-def run(context: Context) -> None:
+def run(context: StepContext) -> None:
     for kind in KINDS[: 1 if context.is_tiny else None]:
         for dtype in context.dtypes:
             name = str(dtype).removeprefix("torch.")
@@ -53,7 +53,7 @@ def run(context: Context) -> None:
     context.measure("out of memory", lambda: out_of_memory(context), needs_cuda=True, seconds=2)
 
 
-def forward(context: Context, kind: str, dtype: torch.dtype) -> Row:
+def forward(context: StepContext, kind: str, dtype: torch.dtype) -> Row:
     """The distance to transformers on the CPU; a second forward of the encoder must not wait for
     the device.
     """
@@ -88,14 +88,14 @@ def forward(context: Context, kind: str, dtype: torch.dtype) -> Row:
     )
 
 
-def _model(context: Context, folder: Path) -> PackedModel:
+def _model(context: StepContext, folder: Path) -> PackedModel:
     write_checkpoint("bert", folder, hidden=HIDDEN, heads=4)
     model = load_model(folder, "random/bert", context.device, torch.bfloat16)
     assert isinstance(model, PackedModel)
     return model
 
 
-def resumed(context: Context) -> Row:
+def resumed(context: StepContext) -> Row:
     with tempfile.TemporaryDirectory() as name:
         model = _model(context, Path(name))
         prepared = model.prepare(EncodeWork(["Programs such as the GPL are free software."]))
@@ -113,7 +113,7 @@ def resumed(context: Context) -> Row:
 
 
 @torch.inference_mode()
-def captures(context: Context) -> Row:
+def captures(context: StepContext) -> Row:
     """A graph equals the eager forward; after a capture that fails, memory can be freed and a graph
     can be captured.
     """
@@ -164,7 +164,7 @@ def captures(context: Context) -> Row:
     )
 
 
-def out_of_memory(context: Context) -> Row:
+def out_of_memory(context: StepContext) -> Row:
     free, _ = torch.cuda.mem_get_info()
     row: Row = {"free_bytes": free}
     try:

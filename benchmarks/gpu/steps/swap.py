@@ -14,9 +14,9 @@ from typing import Final
 import torch
 
 from benchmarks.gpu import published, roofline
-from benchmarks.gpu.context import Context
+from benchmarks.gpu.context import StepContext
 from benchmarks.gpu.report import Row
-from benchmarks.models.families import Shape
+from benchmarks.models.families import FamilyShape
 from benchmarks.models.swap import measure as residency
 from libs.models import EncodeWork
 from services.worker.settings import Settings
@@ -27,7 +27,7 @@ HELD: Final = "BERT-large"
 FACTOR_BOUND: Final = 1.2
 
 
-def run(context: Context) -> None:
+def run(context: StepContext) -> None:
     context.measure("residency of all-MiniLM-L6-v2", lambda: minilm(context), seconds=10)
     for shape in published.shapes(context, NAMES):
         context.measure(
@@ -43,7 +43,7 @@ def run(context: Context) -> None:
     )
 
 
-def minilm(context: Context) -> Row:
+def minilm(context: StepContext) -> Row:
     rounds = 1 if context.is_tiny else ROUNDS
     settings = Settings(
         "bench",
@@ -63,7 +63,7 @@ def minilm(context: Context) -> Row:
     }
 
 
-def swap(context: Context, shape: Shape) -> Row:
+def swap(context: StepContext, shape: FamilyShape) -> Row:
     """Seconds of a resume until its bytes are there, of the first vector after it, of a park, and
     of plain copies.
     """

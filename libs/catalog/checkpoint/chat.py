@@ -13,7 +13,7 @@ from pathlib import Path
 
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.checkpoint import Checkpoint
-from libs.catalog.checkpoint.files import Config, read_config, read_file
+from libs.catalog.checkpoint.files import CheckpointConfig, read_config, read_file
 from libs.errors import ModelBroken
 
 PROCESSOR_FILES = ("chat_template.json", "processor_config.json")
@@ -85,7 +85,7 @@ def read_template(directory: Path) -> str:
     there is none.
     """
     own = [
-        (read_config(directory, name) or Config(name, {})).text("chat_template")
+        (read_config(directory, name) or CheckpointConfig(name, {})).text("chat_template")
         for name in PROCESSOR_FILES
     ]
     return _in_folder(directory, "").get(_DEFAULT, "") or next(filter(None, own), "")
@@ -112,7 +112,7 @@ def _templates(files: Checkpoint) -> dict[str, str]:
 def _in_folder(directory: Path, folder: str) -> dict[str, str]:
     """Return the templates by name; files override tokenizer_config.json, as in transformers."""
     name = str(Path(folder) / "tokenizer_config.json")
-    found = _configured(read_config(directory, name) or Config(name, {}))
+    found = _configured(read_config(directory, name) or CheckpointConfig(name, {}))
     for file in _files(directory, folder):
         path = directory / file
         try:
@@ -123,7 +123,7 @@ def _in_folder(directory: Path, folder: str) -> dict[str, str]:
     return found
 
 
-def _configured(config: Config) -> dict[str, str]:
+def _configured(config: CheckpointConfig) -> dict[str, str]:
     """Return the templates of tokenizer_config.json, which holds one, or a list of them
     with names.
     """
@@ -132,7 +132,7 @@ def _configured(config: Config) -> dict[str, str]:
         text = config.text("chat_template")
         return {_DEFAULT: text} if text else {}
     entries = [
-        Config(f"{config.file} (chat_template)", entry)
+        CheckpointConfig(f"{config.file} (chat_template)", entry)
         for entry in value
         if isinstance(entry, dict)
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from libs.catalog.checkpoint.files import Config
+from libs.catalog.checkpoint.files import CheckpointConfig
 from libs.catalog.checkpoint.modules import Modules
 
 
@@ -16,10 +16,10 @@ class Checkpoint:
     """The parsed files of a checkpoint; those that do not exist are empty."""
 
     directory: Path
-    config: Config  # config.json in the encoder's folder
-    top: Config  # config_sentence_transformers.json
+    config: CheckpointConfig  # config.json in the encoder's folder
+    top: CheckpointConfig  # config_sentence_transformers.json
     modules: Modules
-    sentence: Config  # sentence_bert_config.json
+    sentence: CheckpointConfig  # sentence_bert_config.json
     tensors: list[str]  # the encoder's safetensors files, from the checkpoint's root
 
     @property

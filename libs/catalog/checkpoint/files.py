@@ -61,7 +61,7 @@ _ITEM_BYTES: Final[Mapping[str, int]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class CheckpointConfig:
     """A JSON object of the checkpoint. A key that is missing or null has the default; a value of
     another type is an error.
 
@@ -134,27 +134,27 @@ class Config:
             raise self.broken(key, f"must be a list of strings, not {value!r}")
         return tuple(items)
 
-    def part(self, key: str) -> Config:
+    def part(self, key: str) -> CheckpointConfig:
         """Return an object within this one; empty if it is missing."""
         value = self._value(key)
         if value is None:
             value = {}
         if not isinstance(value, dict):
             raise self.broken(key, f"must be an object, not {value!r}")
-        return Config(f"{self.file} ({key})", value)
+        return CheckpointConfig(f"{self.file} ({key})", value)
 
 
-def read_config(directory: Path, name: str) -> Config | None:
+def read_config(directory: Path, name: str) -> CheckpointConfig | None:
     """Return the JSON object in a file; None without the file."""
     value = read_json(directory, name)
     if value is None:
         return None
     if not isinstance(value, dict):
         raise ModelBroken(f"{name}: must hold a JSON object")
-    return Config(name, value)
+    return CheckpointConfig(name, value)
 
 
-def need_config(directory: Path, name: str) -> Config:
+def need_config(directory: Path, name: str) -> CheckpointConfig:
     """Return the JSON object in a file. Raises ModelBroken without the file."""
     config = read_config(directory, name)
     if config is None:
@@ -287,7 +287,7 @@ def tensor_files(directory: Path, folder: str) -> list[str]:
     return [str(Path(folder) / name) for name in names]
 
 
-def shard_names(index: Config) -> list[str]:
+def shard_names(index: CheckpointConfig) -> list[str]:
     """Return the shards that an index names, each once. Raises ModelBroken if there are none, or
     for a path to another folder.
     """
@@ -312,7 +312,7 @@ def shard_names(index: Config) -> list[str]:
     return names
 
 
-def _shard_name(index: Config, shard: object) -> str:
+def _shard_name(index: CheckpointConfig, shard: object) -> str:
     if not isinstance(shard, str):
         raise index.broken("weight_map", f"must map tensors to names of files, not to {shard!r}")
     return shard

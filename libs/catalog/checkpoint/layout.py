@@ -16,7 +16,7 @@ from libs.catalog.checkpoint.adapter import WEIGHTS as ADAPTER_WEIGHTS
 from libs.catalog.checkpoint.chat import template_files
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import (
-    Config,
+    CheckpointConfig,
     digest,
     locate,
     need_config,
@@ -88,7 +88,7 @@ def modules_checkpoint(directory: Path, modules: Modules) -> Checkpoint:
         kind = config.text("model_type")
         raise config.broken("model_type", f"is {kind!r}, {_NOT_SERVED[kind]}")
     need_tokenizer(directory / folder)
-    top = read_config(directory, "config_sentence_transformers.json") or Config(
+    top = read_config(directory, "config_sentence_transformers.json") or CheckpointConfig(
         "config_sentence_transformers.json", {}
     )
     if top.text("model_type") not in _SERVED_TYPES:
@@ -201,9 +201,9 @@ def _max_tokens(files: Checkpoint) -> int:
     return min(limits)
 
 
-def _tokenizer_config(files: Checkpoint) -> Config:
+def _tokenizer_config(files: Checkpoint) -> CheckpointConfig:
     name = str(Path(files.modules.encoder_folder) / "tokenizer_config.json")
-    return read_config(files.directory, name) or Config(name, {})
+    return read_config(files.directory, name) or CheckpointConfig(name, {})
 
 
 def _truncation(files: Checkpoint) -> Truncation:
@@ -230,7 +230,7 @@ def _saved_side(files: Checkpoint) -> str:
     return "" if found is None else found[1].decode().lower()
 
 
-def _positions(config: Config) -> int:
+def _positions(config: CheckpointConfig) -> int:
     """Return the number of positions for a text's tokens; 0: unlimited."""
     positions = next((count for key in _POSITION_KEYS if (count := config.number(key))), 0)
     if positions and config.text("model_type") in _OFFSET_POSITIONS:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 from libs.catalog.card import Activation, DenseModule, PoolingMode, StaticQueries, kept_prompts
-from libs.catalog.checkpoint.files import Config, need_config, read_config, read_json
+from libs.catalog.checkpoint.files import CheckpointConfig, need_config, read_config, read_json
 from libs.catalog.checkpoint.routes import read_routes
 from libs.catalog.checkpoint.tasks import CUSTOM_TRANSFORMER, has_tasks
 from libs.errors import ModelBroken
@@ -68,14 +68,14 @@ class Modules:
         False  # the dense layers apply to token states, not to a pooled vector: late interaction
     )
     normalize: bool = False
-    mask: Config | None = None  # MultiVectorMask's settings
-    splade: Config | None = None  # SpladePooling's settings
+    mask: CheckpointConfig | None = None  # MultiVectorMask's settings
+    splade: CheckpointConfig | None = None  # SpladePooling's settings
     static: StaticQueries | None = None  # of a Router, for queries
     queries: Modules | None = None  # of a Router with separate modules for queries
     query_default: bool = (
         False  # Texts without a role are queries, where queries have separate modules.
     )
-    answers: Config | None = None  # LogitScore's settings: a yes/no reranker
+    answers: CheckpointConfig | None = None  # LogitScore's settings: a yes/no reranker
 
 
 def read_modules(directory: Path) -> Modules:
@@ -87,13 +87,13 @@ def read_modules(directory: Path) -> Modules:
         raise ModelBroken("modules.json: must hold a list of objects")
     found = _Builder()
     for entry in listed:
-        found.add(directory, Config("modules.json", entry))
+        found.add(directory, CheckpointConfig("modules.json", entry))
     if not found.encoder:
         raise ModelBroken("modules.json: names no Transformer")
     return found.modules()
 
 
-def read_prompts(top: Config) -> tuple[dict[str, str], str]:
+def read_prompts(top: CheckpointConfig) -> tuple[dict[str, str], str]:
     """Return the prompts of config_sentence_transformers.json, and the name of the default one;
     empty: none.
 
@@ -107,7 +107,7 @@ def read_prompts(top: Config) -> tuple[dict[str, str], str]:
     return prompts, default if default in prompts else ""
 
 
-def activation(config: Config, key: str, default: Activation) -> Activation:
+def activation(config: CheckpointConfig, key: str, default: Activation) -> Activation:
     """Return the activation that the key's dotted class path names: a known one of torch, as the
     path is never imported.
     """
@@ -134,13 +134,13 @@ class _Builder:
         self.dense: list[DenseModule] = []
         self.token_level = False
         self.normalize = False
-        self.settings: dict[str, Config] = {}  # by class, of modules without weights
+        self.settings: dict[str, CheckpointConfig] = {}  # by class, of modules without weights
         self.static: StaticQueries | None = None
         self.static_embedding = False
         self.queries: _Builder | None = None
         self.query_default = False
 
-    def add(self, directory: Path, entry: Config) -> None:
+    def add(self, directory: Path, entry: CheckpointConfig) -> None:
         kind, folder = _module_class(directory, entry), entry.text("path")
         if self.queries is not None:
             self.queries.add(directory, entry)
@@ -166,7 +166,7 @@ class _Builder:
                 "type", f"is {entry.text('type')!r}, which is not served: {', '.join(_SERVED)} are"
             )
 
-    def _add_routes(self, directory: Path, entry: Config, folder: str) -> None:
+    def _add_routes(self, directory: Path, entry: CheckpointConfig, folder: str) -> None:
         if self.queries is not None:
             raise entry.broken("type", "puts a Router after another one, which is not served")
         routes = read_routes(directory, folder)
@@ -178,7 +178,7 @@ class _Builder:
             for module in routes.queries:
                 self.queries.add(directory, module)
 
-    def _add_dense(self, directory: Path, entry: Config, folder: str) -> None:
+    def _add_dense(self, directory: Path, entry: CheckpointConfig, folder: str) -> None:
         if self.normalize:
             raise entry.broken("type", "puts a Dense after a Normalize, which is not served")
         config = need_config(directory, f"{folder}/config.json")
@@ -209,7 +209,7 @@ class _Builder:
         )
 
 
-def _module_class(directory: Path, entry: Config) -> str:
+def _module_class(directory: Path, entry: CheckpointConfig) -> str:
     """Return the class name of a module. Raises ModelBroken for classes of other packages, and for
     folders outside the checkpoint.
     """
@@ -226,7 +226,7 @@ def _module_class(directory: Path, entry: Config) -> str:
     return kind
 
 
-def _pooling(config: Config) -> tuple[tuple[PoolingMode, ...], bool]:
+def _pooling(config: CheckpointConfig) -> tuple[tuple[PoolingMode, ...], bool]:
     names = config.texts("pooling_mode")
     unknown = [name for name in names if name not in _MODES]
     if unknown:
@@ -247,7 +247,7 @@ def _pooling(config: Config) -> tuple[tuple[PoolingMode, ...], bool]:
     return modes or ("mean",), pool_prompt
 
 
-def _dense(config: Config, folder: str) -> DenseModule:
+def _dense(config: CheckpointConfig, folder: str) -> DenseModule:
     sizes = {key: config.number(key) for key in ("in_features", "out_features")}
     for key, size in sizes.items():
         if size < 1:
@@ -262,7 +262,7 @@ def _dense(config: Config, folder: str) -> DenseModule:
     )
 
 
-def sentence_settings(directory: Path, encoder_folder: str) -> Config:
+def sentence_settings(directory: Path, encoder_folder: str) -> CheckpointConfig:
     """Return sentence_bert_config.json in the encoder's folder; empty without the file."""
     name = str(Path(encoder_folder) / "sentence_bert_config.json")
-    return read_config(directory, name) or Config(name, {})
+    return read_config(directory, name) or CheckpointConfig(name, {})

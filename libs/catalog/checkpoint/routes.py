@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.catalog.card import StaticQueries
-from libs.catalog.checkpoint.files import Config, need_config, read_config
+from libs.catalog.checkpoint.files import CheckpointConfig, need_config, read_config
 
 STATIC = "SparseStaticEmbedding"
 _ROLES = ("query", "document")
 
 
 @dataclass(frozen=True, slots=True)
-class Routes:
+class ModuleRoutes:
     """Entries in the format of modules.json.
 
     Attributes:
@@ -28,13 +28,13 @@ class Routes:
         query_default: Whether texts without a role are queries.
     """
 
-    modules: tuple[Config, ...]
+    modules: tuple[CheckpointConfig, ...]
     static: StaticQueries | None = None
-    queries: tuple[Config, ...] = ()
+    queries: tuple[CheckpointConfig, ...] = ()
     query_default: bool = False
 
 
-def read_routes(directory: Path, folder: str) -> Routes:
+def read_routes(directory: Path, folder: str) -> ModuleRoutes:
     """Return the router in a folder of the checkpoint. Raises ModelBroken for other routes than
     query and document.
     """
@@ -51,16 +51,18 @@ def read_routes(directory: Path, folder: str) -> Routes:
     query, document = (structure.texts(role) for role in _ROLES)
     entries = tuple(_entry(config, types, name, folder) for name in document)
     if query == document:
-        return Routes(entries)
+        return ModuleRoutes(entries)
     first = next(iter(structure.values)) if parameters.flag("allow_empty_key", True) else "document"
     default = parameters.text("default_route", first) == "query"
     own = tuple(_entry(config, types, name, folder) for name in query)
     if [class_name(entry) for entry in own] == [STATIC]:
-        return Routes(entries, static_queries(directory, inside(folder, query[0]), default=default))
-    return Routes(entries, queries=own, query_default=default)
+        return ModuleRoutes(
+            entries, static_queries(directory, inside(folder, query[0]), default=default)
+        )
+    return ModuleRoutes(entries, queries=own, query_default=default)
 
 
-def class_name(entry: Config) -> str:
+def class_name(entry: CheckpointConfig) -> str:
     """Return the last word of a module's dotted class path."""
     return entry.text("type").rpartition(".")[2]
 
@@ -85,5 +87,7 @@ def static_queries(directory: Path, folder: str, *, default: bool) -> StaticQuer
     return StaticQueries(folder, found, default)
 
 
-def _entry(config: Config, types: Config, name: str, folder: str) -> Config:
-    return Config(config.file, {"type": types.text(name), "path": inside(folder, name)})
+def _entry(
+    config: CheckpointConfig, types: CheckpointConfig, name: str, folder: str
+) -> CheckpointConfig:
+    return CheckpointConfig(config.file, {"type": types.text(name), "path": inside(folder, name)})

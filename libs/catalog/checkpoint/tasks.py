@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from libs.catalog.checkpoint.files import Config, read_config
+from libs.catalog.checkpoint.files import CheckpointConfig, read_config
 
 CUSTOM_TRANSFORMER: Final = "custom_st.Transformer"
 V5: Final = "jina_embeddings_v5"
@@ -89,7 +89,7 @@ def is_parametrized(tensor: str) -> bool:
     return ".parametrizations." in tensor
 
 
-def read_own_adapters(config: Config) -> OwnAdapters:
+def read_own_adapters(config: CheckpointConfig) -> OwnAdapters:
     """Return the adapters that config.json names. Raise ModelBroken for names and numbers that
     cannot be.
     """
@@ -115,14 +115,14 @@ def read_own_adapters(config: Config) -> OwnAdapters:
     return OwnAdapters(names, by_role, prompts, rank, _alpha(config) / rank)
 
 
-def _alpha(config: Config) -> float:
+def _alpha(config: CheckpointConfig) -> float:
     value = config.values.get("lora_alpha", 1)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise config.broken("lora_alpha", f"must be a number, not {value!r}")
     return float(value)
 
 
-def _names(config: Config, key: str) -> tuple[str, ...]:
+def _names(config: CheckpointConfig, key: str) -> tuple[str, ...]:
     names = config.texts(key)
     if len(names) > _MAX_TASKS or len(set(names)) < len(names):
         raise config.broken(key, f"must name at most {_MAX_TASKS} tasks, each once")

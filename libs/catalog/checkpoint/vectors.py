@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from libs.catalog.card import DenseModule, Scoring
-from libs.catalog.checkpoint.files import Config
+from libs.catalog.checkpoint.files import CheckpointConfig
 from libs.errors import ModelBroken
 
 _HIDDEN_KEYS = ("hidden_size", "dim", "d_model", "n_embd")
@@ -19,7 +19,7 @@ _SIMILARITIES: dict[str, Scoring] = {
 """Names of sentence-transformers' similarity functions for dense vectors."""
 
 
-def similarity(top: Config) -> Scoring:
+def similarity(top: CheckpointConfig) -> Scoring:
     """Return how two dense vectors are compared. Raises ModelBroken for a function that
     sentence-transformers does not have.
     """
@@ -30,7 +30,7 @@ def similarity(top: Config) -> Scoring:
     return _SIMILARITIES[name]
 
 
-def hidden_size(config: Config) -> int:
+def hidden_size(config: CheckpointConfig) -> int:
     """Return the width of the encoder's hidden states. Raises ModelBroken if config.json has none
     of the known keys.
     """

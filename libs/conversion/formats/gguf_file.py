@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
-from libs.conversion.archive import MAX_TENSORS, Refused
+from libs.conversion.archive import MAX_TENSORS, CheckpointRefused
 
 MAX_KEYS: Final = 4_096
 MAX_TEXT_BYTES: Final = 1 << 20
@@ -36,7 +36,7 @@ _NUMBERS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class GgufTensor:
     """A tensor of the file.
 
     Attributes:
@@ -55,46 +55,46 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class GgufLayout:
     """The metadata and tensors of a GGUF file."""
 
     values: Mapping[str, Any]
-    tensors: tuple[Stored, ...]
+    tensors: tuple[GgufTensor, ...]
 
     @property
     def architecture(self) -> str:
         return str(self.values.get("general.architecture", ""))
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """Return the number of the architecture's key. Raises Refused if there is none and no
-        default.
+        """Return the number of the architecture's key. Raises CheckpointRefused if there is none
+        and no default.
         """
         value = self.values.get(f"{self.architecture}.{key}", default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise Refused(f"has no number {self.architecture}.{key} in its metadata")
+            raise CheckpointRefused(f"has no number {self.architecture}.{key} in its metadata")
         return value
 
     def texts(self, key: str) -> list[str]:
         """Return the array of texts of a key, empty if there is none."""
         found = self.values.get(key, [])
         if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-            raise Refused(f"has {key} in its metadata, which is not a list of texts")
+            raise CheckpointRefused(f"has {key} in its metadata, which is not a list of texts")
         return found
 
 
-def read_layout(mapping: mmap.mmap) -> Layout:
-    """Return the layout of a GGUF file. Raises Refused."""
+def read_layout(mapping: mmap.mmap) -> GgufLayout:
+    """Return the layout of a GGUF file. Raises CheckpointRefused."""
     reader = _Reader(mapping)
     if reader.take(4) != _MAGIC:
-        raise Refused("is not a GGUF file")
+        raise CheckpointRefused("is not a GGUF file")
     version = reader.number("<I")
     if version not in _VERSIONS:
-        raise Refused(
+        raise CheckpointRefused(
             f"has version {version} of GGUF, or big-endian numbers; versions 2 and 3 are read"
         )
     tensors, keys = reader.number("<Q"), reader.number("<Q")
     if tensors > MAX_TENSORS or keys > MAX_KEYS:
-        raise Refused(
+        raise CheckpointRefused(
             f"has {tensors:,} tensors and {keys:,} keys; at most {MAX_TENSORS:,} and "
             f"{MAX_KEYS:,} are read"
         )
@@ -105,14 +105,14 @@ def read_layout(mapping: mmap.mmap) -> Layout:
     found = [_tensor(reader) for _ in range(tensors)]
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 16:
-        raise Refused(f"has an alignment of {str(alignment)[:40]} bytes")
+        raise CheckpointRefused(f"has an alignment of {str(alignment)[:40]} bytes")
     data = -(-reader.place // alignment) * alignment
     names = {name for name, *_ in found}
     if len(names) < len(found):
-        raise Refused("has a tensor twice")
-    return Layout(
+        raise CheckpointRefused("has a tensor twice")
+    return GgufLayout(
         values,
-        tuple(Stored(name, shape, kind, data + offset) for name, shape, kind, offset in found),
+        tuple(GgufTensor(name, shape, kind, data + offset) for name, shape, kind, offset in found),
     )
 
 
@@ -120,7 +120,9 @@ def _tensor(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     name = reader.text(MAX_NAME_BYTES)
     axes = reader.number("<I")
     if not 1 <= axes <= MAX_AXES:
-        raise Refused(f"has the tensor {name!r} of {axes:,} axes; 1 to {MAX_AXES} are read")
+        raise CheckpointRefused(
+            f"has the tensor {name!r} of {axes:,} axes; 1 to {MAX_AXES} are read"
+        )
     shape = tuple(reader.number("<Q") for _ in range(axes))
     return name, shape[::-1], reader.number("<I"), reader.number("<Q")
 
@@ -137,7 +139,7 @@ class _Reader:
     def take(self, size: int) -> bytes:
         begin, self.place = self.place, self.place + size
         if self.place > self._end:
-            raise Refused(
+            raise CheckpointRefused(
                 f"is truncated within its metadata, or has more than {MAX_HEADER_BYTES:,} bytes of "
                 "it"
             )
@@ -149,13 +151,15 @@ class _Reader:
     def text(self, most: int = MAX_TEXT_BYTES) -> str:
         size = self.number("<Q")
         if size > most:
-            raise Refused(
+            raise CheckpointRefused(
                 f"has a text of {size:,} bytes in its metadata; at most {most:,} are read"
             )
         try:
             return self.take(size).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise Refused(f"has a text that is not UTF-8 in its metadata: {error.reason}") from None
+            raise CheckpointRefused(
+                f"has a text that is not UTF-8 in its metadata: {error.reason}"
+            ) from None
 
     def value(self, kind: int) -> Any:
         if kind == _TEXT:
@@ -163,16 +167,16 @@ class _Reader:
         if kind in _NUMBERS:
             return self.number(_NUMBERS[kind])
         if kind != _ARRAY:
-            raise Refused(f"has a value of the unknown type {kind} in its metadata")
+            raise CheckpointRefused(f"has a value of the unknown type {kind} in its metadata")
         inner, count = self.number("<I"), self.number("<Q")
         if count > MAX_ELEMENTS:
-            raise Refused(
+            raise CheckpointRefused(
                 f"has a list of {count:,} values in its metadata; at most {MAX_ELEMENTS:,} are read"
             )
         if inner == _TEXT:
             return [self.text() for _ in range(count)]
         if inner not in _NUMBERS:
-            raise Refused(
+            raise CheckpointRefused(
                 f"has a list of the type {inner} in its metadata; numbers and texts are read"
             )
         form = _NUMBERS[inner]

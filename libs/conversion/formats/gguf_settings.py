@@ -14,10 +14,10 @@ from typing import Any, BinaryIO, Final
 import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
 
-from libs.conversion.archive import Refused
-from libs.conversion.formats.gguf_file import Layout, read_layout
+from libs.conversion.archive import CheckpointRefused
+from libs.conversion.formats.gguf_file import GgufLayout, read_layout
 from libs.conversion.formats.gguf_tensors import check_architecture
-from libs.conversion.sentencepiece import BPE, CONTROL, USER_DEFINED, Piece, Pieces
+from libs.conversion.sentencepiece import BPE, CONTROL, USER_DEFINED, Pieces, VocabularyPiece
 from libs.conversion.vocabularies import QWEN2_SPLIT, bpe_model, from_pieces, template_processor
 from libs.conversion.writing import Progress
 
@@ -63,7 +63,9 @@ class Bundle:
 
 
 def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Progress) -> Bundle:
-    """Write the bundle of a GGUF file to an empty file. Raises Refused, naming the fault."""
+    """Write the bundle of a GGUF file to an empty file. Raises CheckpointRefused, naming the
+    fault.
+    """
     layout = read_layout(mapping)
     check_architecture(layout)
     config = _config(layout)
@@ -79,12 +81,12 @@ def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Pr
     return Bundle(hashlib.sha256(made).hexdigest(), len(files), tokenizers.__version__)
 
 
-def _config(layout: Layout) -> dict[str, Any]:
+def _config(layout: GgufLayout) -> dict[str, Any]:
     heads = layout.number("attention.head_count")
     width = layout.number("embedding_length")
     head = layout.number("attention.key_length", width // heads if heads else 0)
     if layout.number("attention.value_length", head) != head:
-        raise Refused("has keys and values of different widths")
+        raise CheckpointRefused("has keys and values of different widths")
     names = {tensor.name for tensor in layout.tensors}
     config = {
         "hidden_size": width,
@@ -130,18 +132,18 @@ def _config(layout: Layout) -> dict[str, Any]:
     return {**config, **own}
 
 
-def _rope_scaling(layout: Layout) -> dict[str, Any]:
+def _rope_scaling(layout: GgufLayout) -> dict[str, Any]:
     kind = layout.values.get(f"{layout.architecture}.rope.scaling.type", "none")
     if kind == "none":
         return {}
     if kind != "linear":
-        raise Refused(
+        raise CheckpointRefused(
             f"has rotary embeddings scaled by {str(kind)[:40]!r}; only linear scaling is converted"
         )
     return {"rope_scaling": {"rope_type": "linear", "factor": layout.number("rope.scaling.factor")}}
 
 
-def _ids(layout: Layout) -> dict[str, int]:
+def _ids(layout: GgufLayout) -> dict[str, int]:
     found = {
         slot: layout.values.get(f"tokenizer.ggml.{key}")
         for slot, key in _SLOTS.items()
@@ -150,25 +152,25 @@ def _ids(layout: Layout) -> dict[str, int]:
     return {f"{slot}_id": number for slot, number in found.items() if isinstance(number, int)}
 
 
-def _tokens(layout: Layout) -> list[str]:
+def _tokens(layout: GgufLayout) -> list[str]:
     tokens = layout.texts("tokenizer.ggml.tokens")
     if not tokens:
-        raise Refused("has no tokenizer (tokenizer.ggml.tokens)")
+        raise CheckpointRefused("has no tokenizer (tokenizer.ggml.tokens)")
     return tokens
 
 
-def _numbers(layout: Layout, key: str, count: int) -> list[Any]:
+def _numbers(layout: GgufLayout, key: str, count: int) -> list[Any]:
     found = layout.values.get(key)
     if (
         not isinstance(found, list)
         or len(found) != count
         or any(isinstance(number, str) for number in found)
     ):
-        raise Refused(f"has no {key} with a number for each of its {count:,} tokens")
+        raise CheckpointRefused(f"has no {key} with a number for each of its {count:,} tokens")
     return found
 
 
-def _tokenizer_config(layout: Layout) -> dict[str, Any]:
+def _tokenizer_config(layout: GgufLayout) -> dict[str, Any]:
     tokens = _tokens(layout)
     config: dict[str, Any] = {"model_max_length": layout.number("context_length")}
     for slot, key in _SLOTS.items():
@@ -187,21 +189,23 @@ def _tokenizer_config(layout: Layout) -> dict[str, Any]:
     return {**config, "tokenizer_class": "PreTrainedTokenizerFast"}
 
 
-def _tokenizer(layout: Layout) -> str:
+def _tokenizer(layout: GgufLayout) -> str:
     kind = layout.values.get("tokenizer.ggml.model")
     tokens = _tokens(layout)
     if kind == "llama":
         kinds = _numbers(layout, "tokenizer.ggml.token_type", len(tokens))
         scores = _numbers(layout, "tokenizer.ggml.scores", len(tokens))
-        pieces = [Piece(*row) for row in zip(tokens, map(float, scores), kinds, strict=True)]
+        pieces = [
+            VocabularyPiece(*row) for row in zip(tokens, map(float, scores), kinds, strict=True)
+        ]
         unknown = layout.values.get("tokenizer.ggml.unknown_token_id", 0)
         if not isinstance(unknown, int) or not 0 <= unknown < len(tokens):
-            raise Refused("has no unknown token (tokenizer.ggml.unknown_token_id)")
+            raise CheckpointRefused("has no unknown token (tokenizer.ggml.unknown_token_id)")
         return from_pieces(
             _tokenizer_config(layout), Pieces(pieces, BPE, unknown, tokens[unknown], b"")
         )
     if kind != "gpt2":
-        raise Refused(
+        raise CheckpointRefused(
             f"has a tokenizer of the sort {str(kind)[:40]!r}; gpt2 (byte-level BPE) and llama "
             "(SentencePiece) are converted"
         )
@@ -212,17 +216,21 @@ def _pair(line: str) -> tuple[str, str]:
     match line.split(" "):
         case [left, right]:
             return left, right
-    raise Refused(f"has the merge {line[:100]!r} in tokenizer.ggml.merges, which is not two pieces")
+    raise CheckpointRefused(
+        f"has the merge {line[:100]!r} in tokenizer.ggml.merges, which is not two pieces"
+    )
 
 
-def _byte_level(layout: Layout, tokens: list[str]) -> str:
+def _byte_level(layout: GgufLayout, tokens: list[str]) -> str:
     pre = str(layout.values.get("tokenizer.ggml.pre", ""))
     if pre not in _BYTE_LEVEL:
-        raise Refused(f"splits texts by the rules {pre[:40]!r}; {', '.join(_BYTE_LEVEL)} are known")
+        raise CheckpointRefused(
+            f"splits texts by the rules {pre[:40]!r}; {', '.join(_BYTE_LEVEL)} are known"
+        )
     merges = [_pair(line) for line in layout.texts("tokenizer.ggml.merges")]
     vocab = {token: number for number, token in enumerate(tokens)}
     if len(vocab) < len(tokens):
-        raise Refused("has a token twice in tokenizer.ggml.tokens")
+        raise CheckpointRefused("has a token twice in tokenizer.ggml.tokens")
     tokenizer = Tokenizer(
         bpe_model(vocab, merges, fuse_unk=False, ignore_merges=pre == "llama-bpe")
     )

@@ -20,9 +20,9 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from libs.conversion.archive import Refused
-from libs.conversion.formats.gguf_file import Layout, Stored, read_layout
-from libs.conversion.writing import Output, Progress, Report, write
+from libs.conversion.archive import CheckpointRefused
+from libs.conversion.formats.gguf_file import GgufLayout, GgufTensor, read_layout
+from libs.conversion.writing import ConversionReport, Output, Progress, write
 
 BLOCK_NUMBERS: Final = 1 << 20
 """Numbers of a tensor that are dequantised at a time; some types take several arrays of as many
@@ -64,8 +64,12 @@ _OUTSIDE: Final = {
 _LAYER: Final = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
 
 
-def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Progress) -> Report:
-    """Write the tensors of a GGUF file to an empty file. Raises Refused, naming the fault."""
+def convert(
+    source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Progress
+) -> ConversionReport:
+    """Write the tensors of a GGUF file to an empty file. Raises CheckpointRefused, naming the
+    fault.
+    """
     layout = read_layout(mapping)
     check_architecture(layout)
     spans = sorted(
@@ -73,52 +77,58 @@ def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Pr
         for tensor in layout.tensors
     )
     if not spans:
-        raise Refused("has no tensors")
+        raise CheckpointRefused("has no tensors")
     for (_, end, name), (begin, _, other) in pairwise(spans):
         if begin < end:
-            raise Refused(f"has the tensors {name!r} and {other!r} on the same bytes")
+            raise CheckpointRefused(f"has the tensors {name!r} and {other!r} on the same bytes")
     if spans[-1][1] > len(mapping):
-        raise Refused(
+        raise CheckpointRefused(
             f"is truncated: the tensor {spans[-1][2]!r} ends at byte {spans[-1][1]:,} of "
             f"{len(mapping):,}"
         )
     made = [_output(tensor, layout, mapping) for tensor in layout.tensors]
     digest = write(made, output, progress)
-    return Report(len(made), digest, f"gguf {version('gguf')}", (), {})
+    return ConversionReport(len(made), digest, f"gguf {version('gguf')}", (), {})
 
 
-def check_architecture(layout: Layout) -> None:
-    """Raise Refused for an architecture with unknown names and changes."""
+def check_architecture(layout: GgufLayout) -> None:
+    """Raise CheckpointRefused for an architecture with unknown names and changes."""
     if layout.architecture not in _LAYERS:
         known = ", ".join(sorted(_LAYERS))
-        raise Refused(f"has the architecture {layout.architecture[:80]!r}; {known} are converted")
+        raise CheckpointRefused(
+            f"has the architecture {layout.architecture[:80]!r}; {known} are converted"
+        )
     if any(tensor.name == "rope_freqs.weight" for tensor in layout.tensors):
-        raise Refused(
+        raise CheckpointRefused(
             "has rope_freqs.weight, scaled rotary frequencies, and GGUF does not store their "
             "settings hold: use the safetensors"
         )
 
 
-def _stored_bytes(tensor: Stored) -> int:
-    """Return the bytes of a tensor in the file. Raises Refused for types that are not converted."""
+def _stored_bytes(tensor: GgufTensor) -> int:
+    """Return the bytes of a tensor in the file. Raises CheckpointRefused for types that are not
+    converted.
+    """
     try:
         kind = GGMLQuantizationType(tensor.kind)
     except ValueError:
-        raise Refused(f"has the tensor {tensor.name!r} of the unknown type {tensor.kind}") from None
+        raise CheckpointRefused(
+            f"has the tensor {tensor.name!r} of the unknown type {tensor.kind}"
+        ) from None
     if kind.name not in _KINDS:
-        raise Refused(
+        raise CheckpointRefused(
             f"has the tensor {tensor.name!r} of type {kind.name}; {', '.join(_KINDS)} are converted"
         )
     numbers, size = GGML_QUANT_SIZES[kind]
     if not tensor.numbers or tensor.shape[-1] % numbers:
-        raise Refused(
+        raise CheckpointRefused(
             f"has the tensor {tensor.name!r} of shape {list(tensor.shape)}, which {kind.name} "
             "cannot have"
         )
     return tensor.numbers // numbers * size
 
 
-def _output(tensor: Stored, layout: Layout, mapping: mmap.mmap) -> Output:
+def _output(tensor: GgufTensor, layout: GgufLayout, mapping: mmap.mmap) -> Output:
     kind = GGMLQuantizationType(tensor.kind)
     name = _renamed(tensor.name, layout.architecture)
     columns = tensor.shape[-1]
@@ -155,24 +165,26 @@ def _renamed(name: str, architecture: str) -> str:
         return _OUTSIDE[name]
     match = _LAYER.fullmatch(name)
     if match is None or match[2] not in _LAYERS[architecture]:
-        raise Refused(
+        raise CheckpointRefused(
             f"has the tensor {name!r}, which {architecture} models of transformers do not have"
         )
     return f"model.layers.{match[1]}.{_LAYERS[architecture][match[2]]}.{match[3]}"
 
 
-def _row_order(tensor: Stored, layout: Layout, rows: int) -> Any:
+def _row_order(tensor: GgufTensor, layout: GgufLayout, rows: int) -> Any:
     """Return the order in which transformers has the rows of the file; None if it is the same."""
     match = _LAYER.fullmatch(tensor.name)
     if layout.architecture != "llama" or match is None or match[2] not in ("attn_q", "attn_k"):
         return None
     if match[3] == "bias":
-        raise Refused(
+        raise CheckpointRefused(
             f"has the tensor {tensor.name!r}: biases of llama's queries and keys are not converted"
         )
     heads = layout.number("attention.head_count")
     if match[2] == "attn_k":
         heads = layout.number("attention.head_count_kv", heads)
     if not isinstance(heads, int) or heads < 1 or rows % (2 * heads):
-        raise Refused(f"has the tensor {tensor.name!r} of {rows:,} rows for {heads} heads")
+        raise CheckpointRefused(
+            f"has the tensor {tensor.name!r} of {rows:,} rows for {heads} heads"
+        )
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)

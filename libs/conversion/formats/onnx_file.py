@@ -22,8 +22,8 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from libs.conversion.archive import MAX_TENSORS, Refused
-from libs.conversion.writing import Output, Progress, Report, write
+from libs.conversion.archive import MAX_TENSORS, CheckpointRefused
+from libs.conversion.writing import ConversionReport, Output, Progress, write
 
 MAX_NODES: Final = 200_000
 MAX_AXES: Final = 8
@@ -101,23 +101,27 @@ class _Weight:
     axis: int = 0
 
 
-def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Progress) -> Report:
-    """Write the parameters of an ONNX file to an empty file. Raises Refused, naming the fault."""
+def convert(
+    source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Progress
+) -> ConversionReport:
+    """Write the parameters of an ONNX file to an empty file. Raises CheckpointRefused, naming the
+    fault.
+    """
     graph = _read(mapping)
     external = next((one.name for one in graph.initializers.values() if one.is_external), None)
     if external is not None:
-        raise Refused(
+        raise CheckpointRefused(
             f"has the numbers of {external[:100]!r} in another file; only whole ONNX files are "
             "converted"
         )
     found, left_out = _parameters(graph, mapping)
     if not found:
-        raise Refused(
+        raise CheckpointRefused(
             "has no initializers with the names of parameters: export it again from torch, or "
             "use the safetensors"
         )
     made = [_output(name, weight, mapping) for name, weight in found.items()]
-    return Report(
+    return ConversionReport(
         len(made), write(made, output, progress), "onnx initializers", tuple(left_out[:20]), {}
     )
 
@@ -149,7 +153,7 @@ def _parameters(graph: _Graph, mapping: mmap.mmap) -> tuple[dict[str, _Weight], 
                     left_out.append(base[:100])
                 continue
         if parameter in found:
-            raise Refused(f"has two weights for the parameter {parameter[:100]!r}")
+            raise CheckpointRefused(f"has two weights for the parameter {parameter[:100]!r}")
         found[parameter] = (
             _quantised(graph, stored, base, is_transposed, uses, mapping)
             if is_quantised
@@ -197,7 +201,7 @@ def _quantised(
         graph.initializers.get(f"{base}{ending}") for ending in ("_scale", "_zero_point")
     )
     if scale is None or scale.kind != 1:
-        raise Refused(f"has no scale in float32 for the quantised weight {base[:100]!r}")
+        raise CheckpointRefused(f"has no scale in float32 for the quantised weight {base[:100]!r}")
     scales = _small(scale, mapping)
     zeros = np.zeros(1, np.float32) if zero is None else _small(zero, mapping).astype(np.float32)
     axis = next(
@@ -211,7 +215,7 @@ def _quantised(
     axis %= max(1, len(stored.shape))
     for numbers in (scales, zeros):
         if numbers.size != 1 and (not stored.shape or numbers.size != stored.shape[axis]):
-            raise Refused(
+            raise CheckpointRefused(
                 f"has {numbers.size:,} scales or zero points for {base[:100]!r} of shape "
                 f"{stored.shape}"
             )
@@ -223,7 +227,7 @@ def _small(stored: _Initializer, mapping: mmap.mmap) -> Any:
     if stored.integers:
         return np.asarray(stored.integers, np.int64)
     if stored.kind not in (1, *_INTEGERS):
-        raise Refused(
+        raise CheckpointRefused(
             f"has the scale or zero point {stored.name[:100]!r} of the type {stored.kind}"
         )
     dtype = _INTEGERS[stored.kind] if stored.kind in _INTEGERS else np.dtype("<f4")
@@ -231,13 +235,13 @@ def _small(stored: _Initializer, mapping: mmap.mmap) -> Any:
 
 
 def _numbers(stored: _Initializer, dtype: Any, mapping: mmap.mmap) -> Any:
-    """Return the numbers of an initializer in place, in its shape. Raises Refused where their count
-    is another one.
+    """Return the numbers of an initializer in place, in its shape. Raises CheckpointRefused where
+    their count is another one.
     """
     begin, end = stored.raw if stored.raw[1] else stored.listed
     count = prod(stored.shape)
     if end - begin != count * dtype.itemsize:
-        raise Refused(
+        raise CheckpointRefused(
             f"has {end - begin:,} bytes for {stored.name[:100]!r} of shape {stored.shape}"
         )
     return np.frombuffer(mapping, dtype, count, begin).reshape(stored.shape)
@@ -296,14 +300,14 @@ def _read(mapping: mmap.mmap) -> _Graph:
                 elif inner == 5 and isinstance(span, tuple):
                     stored = _initializer(mapping, span)
                     if stored.name in graph.initializers:
-                        raise Refused(f"has the initializer {stored.name[:100]!r} twice")
+                        raise CheckpointRefused(f"has the initializer {stored.name[:100]!r} twice")
                     graph.initializers[stored.name] = stored
                 if len(graph.nodes) > MAX_NODES or len(graph.initializers) > MAX_TENSORS:
-                    raise Refused(
+                    raise CheckpointRefused(
                         f"has more than {MAX_NODES:,} nodes or {MAX_TENSORS:,} initializers"
                     )
     if not graph.initializers:
-        raise Refused("is not an ONNX file with initializers")
+        raise CheckpointRefused("is not an ONNX file with initializers")
     return graph
 
 
@@ -354,7 +358,7 @@ def _initializer(mapping: mmap.mmap, span: Span) -> _Initializer:
             case 14, 1:
                 stored.is_external = True
         if len(stored.shape) > MAX_AXES or len(stored.integers) > 1 << 16:
-            raise Refused(
+            raise CheckpointRefused(
                 f"has an initializer of more than {MAX_AXES} axes or 65,536 listed integers"
             )
     return stored
@@ -362,15 +366,15 @@ def _initializer(mapping: mmap.mmap, span: Span) -> _Initializer:
 
 def _text(mapping: mmap.mmap, span: Span) -> str:
     if span[1] - span[0] > MAX_NAME_BYTES:
-        raise Refused(
+        raise CheckpointRefused(
             f"has a name of {span[1] - span[0]:,} bytes; at most {MAX_NAME_BYTES} are read"
         )
     return mapping[span[0] : span[1]].decode("utf-8", "replace")
 
 
 def _fields(mapping: mmap.mmap, span: Span) -> Iterator[tuple[int, int | Span]]:
-    """Yield the fields of a message: numbers, and the spans of fields with a length. Raises Refused
-    for malformed messages.
+    """Yield the fields of a message: numbers, and the spans of fields with a length. Raises
+    CheckpointRefused for malformed messages.
     """
     place, end = span
     while place < end:
@@ -382,17 +386,17 @@ def _fields(mapping: mmap.mmap, span: Span) -> Iterator[tuple[int, int | Span]]:
             case 2:
                 size, place = _varint(mapping, place, end)
                 if size > end - place:
-                    raise Refused("is truncated, or is not an ONNX file")
+                    raise CheckpointRefused("is truncated, or is not an ONNX file")
                 yield key >> 3, (place, place + size)
                 place += size
             case 1 | 5:
                 size = 8 if key & 7 == _FIXED64 else 4
                 if size > end - place:
-                    raise Refused("is truncated, or is not an ONNX file")
+                    raise CheckpointRefused("is truncated, or is not an ONNX file")
                 yield key >> 3, (place, place + size)
                 place += size
             case _:
-                raise Refused("is not an ONNX file: it is not a protobuf message")
+                raise CheckpointRefused("is not an ONNX file: it is not a protobuf message")
 
 
 def _varints(mapping: mmap.mmap, span: Span, most: int) -> list[int]:
@@ -408,10 +412,10 @@ def _varint(mapping: mmap.mmap, place: int, end: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if place >= end:
-            raise Refused("is truncated, or is not an ONNX file")
+            raise CheckpointRefused("is truncated, or is not an ONNX file")
         byte = mapping[place]
         value |= (byte & 0x7F) << shift
         place += 1
         if byte < 0x80:
             return value & ((1 << 64) - 1), place
-    raise Refused("is not an ONNX file: a number has more than 64 bits")
+    raise CheckpointRefused("is not an ONNX file: a number has more than 64 bits")

@@ -12,7 +12,7 @@ from typing import Final
 from xml.etree import ElementTree
 from xml.parsers import expat
 
-from .limits import Limits, Refused
+from .limits import ConversionLimits, ConversionRefused
 
 _ENTRY: Final = b"PK\x01\x02"
 """The signature of an entry of the central directory."""
@@ -26,22 +26,24 @@ _DAMAGE: Final = (
 )  # fmt: skip
 
 
-class Archive:
+class ZipArchive:
     """A ZIP archive. Its directory is checked when it is opened, its files when they are read.
 
-    Raises Refused, as its methods do.
+    Raises ConversionRefused, as its methods do.
     """
 
-    def __init__(self, data: bytes, limits: Limits) -> None:
+    def __init__(self, data: bytes, limits: ConversionLimits) -> None:
         self._limits, self._read_bytes = limits, 0
         # The directory is counted before it is parsed: an entry takes much more memory than bytes.
         entries = data.count(_ENTRY)
         if entries > limits.entries:
-            raise Refused(f"it has {entries:,} files; at most {limits.entries:,} are read")
+            raise ConversionRefused(
+                f"it has {entries:,} files; at most {limits.entries:,} are read"
+            )
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(data))
         except _DAMAGE as error:
-            raise Refused(f"it is damaged: {str(error)[:100]}") from None
+            raise ConversionRefused(f"it is damaged: {str(error)[:100]}") from None
         self._check_directory()
         # Libraries read a backslash in a name as a slash.
         self._files = {
@@ -52,10 +54,12 @@ class Archive:
     def _check_directory(self) -> None:
         limits, entries = self._limits, self._zip.infolist()
         if len(entries) > limits.entries:
-            raise Refused(f"it has {len(entries):,} files; at most {limits.entries:,} are read")
+            raise ConversionRefused(
+                f"it has {len(entries):,} files; at most {limits.entries:,} are read"
+            )
         size = sum(entry.file_size for entry in entries)
         if size > limits.archive_bytes:
-            raise Refused(
+            raise ConversionRefused(
                 f"it has {size:,} bytes uncompressed; at most {limits.archive_bytes:,} are read"
             )
         for entry in entries:
@@ -63,7 +67,7 @@ class Archive:
                 entry.file_size > _RATIO_FROM_BYTES
                 and entry.file_size > limits.ratio * entry.compress_size
             ):
-                raise Refused(
+                raise ConversionRefused(
                     f"{_name(entry.filename)} is compressed more than {limits.ratio:,} times, as "
                     "in a ZIP bomb"
                 )
@@ -73,11 +77,11 @@ class Archive:
         limits = self._limits
         entry = self._files.get(name)
         if entry is None:
-            raise Refused(f"it has no {_name(name)}")
+            raise ConversionRefused(f"it has no {_name(name)}")
         if entry.flag_bits & _ENCRYPTED:
-            raise Refused("it is encrypted with a password: send a copy without one")
+            raise ConversionRefused("it is encrypted with a password: send a copy without one")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise Refused(f"{_name(name)} is compressed by another method than Deflate")
+            raise ConversionRefused(f"{_name(name)} is compressed by another method than Deflate")
         found = bytearray()
         try:
             with self._zip.open(entry) as file:
@@ -85,15 +89,15 @@ class Archive:
                     found += part
                     self._read_bytes += len(part)
                     if len(found) > limits.part_bytes:
-                        raise Refused(
+                        raise ConversionRefused(
                             f"{_name(name)} has more than {limits.part_bytes:,} bytes uncompressed"
                         )
                     if self._read_bytes > limits.archive_bytes:
-                        raise Refused(
+                        raise ConversionRefused(
                             f"it has more than {limits.archive_bytes:,} bytes uncompressed"
                         )
         except _DAMAGE as error:
-            raise Refused(f"{_name(name)} is damaged: {str(error)[:100]}") from None
+            raise ConversionRefused(f"{_name(name)} is damaged: {str(error)[:100]}") from None
         return bytes(found)
 
     def xml(self, name: str, *, has_doctype: bool = False) -> ElementTree.Element:
@@ -133,7 +137,9 @@ class Archive:
         """
         # Libraries may ignore the case of names, so they must not find another file than `check`.
         if len({name.lower() for name in self.names}) < len(self._zip.NameToInfo):
-            raise Refused("it has two files with the same name but for upper case or slashes")
+            raise ConversionRefused(
+                "it has two files with the same name but for upper case or slashes"
+            )
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as packed:
             for name in sorted(self.names):
@@ -146,18 +152,19 @@ class Archive:
 
 
 class XmlCheck:
-    """Parses XML without building a tree. Raises Refused for depth, document types and entities.
+    """Parses XML without building a tree. Raises ConversionRefused for depth, document types and
+    entities.
 
     Expat fetches nothing. mammoth and ElementTree use it too; python-calamine has its own parser,
     which knows no entities.
     """
 
-    def __init__(self, name: str, limits: Limits, *, has_doctype: bool = False) -> None:
+    def __init__(self, name: str, limits: ConversionLimits, *, has_doctype: bool = False) -> None:
         self.name, self.limits = name, limits
         self._depth, self._has_doctype = 0, has_doctype
 
     def check(self, data: bytes) -> None:
-        """Check a file. Raises Refused."""
+        """Check a file. Raises ConversionRefused."""
         parser = expat.ParserCreate()
         parser.StartElementHandler, parser.EndElementHandler = self.start, self.end
         parser.EntityDeclHandler = self._refuse_entity
@@ -167,7 +174,9 @@ class XmlCheck:
         try:
             parser.Parse(data, True)
         except expat.ExpatError as error:
-            raise Refused(f"{_name(self.name)} is not valid XML: {str(error)[:100]}") from None
+            raise ConversionRefused(
+                f"{_name(self.name)} is not valid XML: {str(error)[:100]}"
+            ) from None
 
     def prepare(self, parser: expat.XMLParserType) -> None:
         """Set further handlers."""
@@ -175,7 +184,7 @@ class XmlCheck:
     def start(self, element: str, attributes: dict[str, str]) -> None:
         self._depth += 1
         if self._depth > self.limits.depth:
-            raise Refused(
+            raise ConversionRefused(
                 f"{_name(self.name)} has more than {self.limits.depth:,} elements inside one "
                 "another"
             )
@@ -184,10 +193,12 @@ class XmlCheck:
         self._depth -= 1
 
     def _refuse_doctype(self, *_: object) -> None:
-        raise Refused(f"{_name(self.name)} has a document type, which Office files must not have")
+        raise ConversionRefused(
+            f"{_name(self.name)} has a document type, which Office files must not have"
+        )
 
     def _refuse_entity(self, *_: object) -> None:
-        raise Refused(f"{_name(self.name)} defines entities, which are not read")
+        raise ConversionRefused(f"{_name(self.name)} defines entities, which are not read")
 
 
 def local(tag: str) -> str:

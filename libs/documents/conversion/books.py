@@ -7,9 +7,9 @@ from typing import Final
 from urllib.parse import unquote
 
 from . import markup
-from .archive import Archive, local, resolved
-from .limits import Limits, Refused
-from .paging import Pages
+from .archive import ZipArchive, local, resolved
+from .limits import ConversionLimits, ConversionRefused
+from .paging import DocumentPages
 
 CONTAINER: Final = "META-INF/container.xml"
 _RIGHTS: Final = frozenset({"META-INF/rights.xml", "META-INF/license.lcpl"})
@@ -17,10 +17,10 @@ _ENCRYPTION: Final = "META-INF/encryption.xml"
 """Names encrypted files. Fonts may be among them in books that can be read."""
 
 
-def convert(archive: Archive, limits: Limits, pages: Pages) -> None:
+def convert(archive: ZipArchive, limits: ConversionLimits, pages: DocumentPages) -> None:
     """Add a page for each file of the book's spine, or more if it is long."""
     if not archive.names.isdisjoint(_RIGHTS):
-        raise Refused("it is protected by digital rights management")
+        raise ConversionRefused("it is protected by digital rights management")
     package = next(
         (
             one.get("full-path", "")
@@ -37,7 +37,9 @@ def convert(archive: Archive, limits: Limits, pages: Pages) -> None:
     }
     order = [files.get(one.get("idref", ""), "") for one in tree.iter() if _is(one.tag, "itemref")]
     if not _encrypted(archive).isdisjoint(order):
-        raise Refused("it is protected by digital rights management: its chapters are encrypted")
+        raise ConversionRefused(
+            "it is protected by digital rights management: its chapters are encrypted"
+        )
     # A file that the spine names again is not read again.
     for name in dict.fromkeys(order):
         if name in archive.names and name.lower().endswith((".xhtml", ".html", ".htm", ".xml")):
@@ -45,7 +47,7 @@ def convert(archive: Archive, limits: Limits, pages: Pages) -> None:
             pages.add(markup.from_html(text, name[:80], limits))
 
 
-def _encrypted(archive: Archive) -> frozenset[str]:
+def _encrypted(archive: ZipArchive) -> frozenset[str]:
     """Return the names of encrypted files."""
     if _ENCRYPTION not in archive.names:
         return frozenset()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from . import books, mails, markup, sheets, slides, word
-from .archive import Archive, local
-from .limits import Limits, Refused
-from .paging import Pages
+from .archive import ZipArchive, local
+from .limits import ConversionLimits, ConversionRefused
+from .paging import DocumentPages
 from .sniffing import READ_FORMATS, Family, is_html, is_mail
 
 _CONTENT_TYPES = "[Content_Types].xml"
@@ -32,35 +32,41 @@ def load(family: Family) -> None:
         mails.load()
 
 
-def convert(data: bytes, family: Family, limits: Limits) -> tuple[str, list[bytes]]:
-    """Return the format's name and the document's pages as Markdown in UTF-8. Raises Refused."""
-    pages = Pages(limits)
+def convert(data: bytes, family: Family, limits: ConversionLimits) -> tuple[str, list[bytes]]:
+    """Return the format's name and the document's pages as Markdown in UTF-8. Raises
+    ConversionRefused.
+    """
+    pages = DocumentPages(limits)
     kind = "ZIP archive" if family == "archive" else "text file"
     try:
         if family == "archive":
-            archive = Archive(data, limits)
+            archive = ZipArchive(data, limits)
             kind, part = _archive_format(archive)
             _convert_archive(archive, kind, part, limits, pages)
         else:
             text = markup.decoded(data)
             kind = "e-mail" if is_mail(text) else "HTML file" if is_html(text) else kind
             _convert_text(data, text, kind, limits, pages)
-    except Refused as error:
-        raise Refused(f"the {kind} cannot be read: {error}") from None
+    except ConversionRefused as error:
+        raise ConversionRefused(f"the {kind} cannot be read: {error}") from None
     except MemoryError:
-        raise Refused(f"the {kind} cannot be read: it needs more memory than allowed") from None
+        raise ConversionRefused(
+            f"the {kind} cannot be read: it needs more memory than allowed"
+        ) from None
     except RecursionError:
-        raise Refused(f"the {kind} cannot be read: it is nested too deeply") from None
+        raise ConversionRefused(f"the {kind} cannot be read: it is nested too deeply") from None
     except Exception as error:
         # The text of an OSError has the path of a file of this machine.
         text = "" if isinstance(error, OSError) else f" {str(error)[:100]}"
-        raise Refused(
+        raise ConversionRefused(
             f"the {kind} cannot be read: it is damaged ({type(error).__name__}{text})"
         ) from None
     return kind, pages.texts
 
 
-def _convert_archive(archive: Archive, kind: str, part: str, limits: Limits, pages: Pages) -> None:
+def _convert_archive(
+    archive: ZipArchive, kind: str, part: str, limits: ConversionLimits, pages: DocumentPages
+) -> None:
     if kind == "DOCX file":
         word.convert(archive, part, limits, pages)
     elif kind == "XLSX file":
@@ -71,7 +77,9 @@ def _convert_archive(archive: Archive, kind: str, part: str, limits: Limits, pag
         books.convert(archive, limits, pages)
 
 
-def _convert_text(data: bytes, text: str, kind: str, limits: Limits, pages: Pages) -> None:
+def _convert_text(
+    data: bytes, text: str, kind: str, limits: ConversionLimits, pages: DocumentPages
+) -> None:
     if kind == "e-mail":
         mails.convert(data, limits, pages)
     elif kind == "HTML file":
@@ -80,7 +88,7 @@ def _convert_text(data: bytes, text: str, kind: str, limits: Limits, pages: Page
         pages.add(text)
 
 
-def _archive_format(archive: Archive) -> tuple[str, str]:
+def _archive_format(archive: ZipArchive) -> tuple[str, str]:
     """Return the format of an archive, and the name of an Office file's main part."""
     if _CONTENT_TYPES in archive.names:
         types, extensions = _content_types(archive)
@@ -93,10 +101,10 @@ def _archive_format(archive: Archive) -> tuple[str, str]:
                     return f"{kind} file", _with_case(archive, part)
     elif books.CONTAINER in archive.names:
         return "EPUB file", ""
-    raise Refused(f"it is not a document of a supported format: {READ_FORMATS}")
+    raise ConversionRefused(f"it is not a document of a supported format: {READ_FORMATS}")
 
 
-def _content_types(archive: Archive) -> tuple[dict[str, str], dict[str, str]]:
+def _content_types(archive: ZipArchive) -> tuple[dict[str, str], dict[str, str]]:
     """Return the content types by name of a part and by extension, both in lower case."""
     types: dict[str, str] = {}
     extensions: dict[str, str] = {}
@@ -109,7 +117,7 @@ def _content_types(archive: Archive) -> tuple[dict[str, str], dict[str, str]]:
     return types, extensions
 
 
-def _with_case(archive: Archive, part: str) -> str:
+def _with_case(archive: ZipArchive, part: str) -> str:
     """Return the name of a part as the archive spells it."""
     if part in archive.names:
         return part

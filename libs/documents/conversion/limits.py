@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-class Refused(Exception):
+class ConversionRefused(Exception):
     """The document cannot be converted. The message is for the caller."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConversionLimits:
     """Limits of one conversion. `libs/documents/limits.py` has the values.
 
     Attributes:

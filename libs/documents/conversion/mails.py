@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Final
 
 from . import markup
-from .limits import Limits, Refused
-from .paging import Pages
+from .limits import ConversionLimits, ConversionRefused
+from .paging import DocumentPages
 
 _HEADERS: Final = ("From", "To", "Cc", "Date")
 _CONTAINER: Final = re.compile(rb"^content-type:\s*(?:multipart|message)/", re.I | re.M)
@@ -30,21 +30,21 @@ def load() -> None:
     [str(made[name]) for name in _HEADERS]
 
 
-def convert(data: bytes, limits: Limits, pages: Pages) -> None:
+def convert(data: bytes, limits: ConversionLimits, pages: DocumentPages) -> None:
     """Add the message as one page, or more if it is long. Attachments are named and not read."""
     # Each level of parts costs the parser time for every line in it, so they are counted first.
     if len(_CONTAINER.findall(data)) > limits.depth:
-        raise Refused(f"it has more than {limits.depth:,} parts that have parts")
+        raise ConversionRefused(f"it has more than {limits.depth:,} parts that have parts")
     try:
         message = email.message_from_bytes(data, policy=email.policy.default)
         if not isinstance(message, EmailMessage):
-            raise Refused("it has no headers")
+            raise ConversionRefused("it has no headers")
         body = message.get_body(preferencelist=("html", "plain"))
         attachments = (
             [] if message.get_content_type().startswith("text/") else _attachments(message)
         )
     except RecursionError:
-        raise Refused("it has too many parts inside one another") from None
+        raise ConversionRefused("it has too many parts inside one another") from None
     subject = _header(message, "Subject")
     lines = [f"{name}: {value}" for name in _HEADERS if (value := _header(message, name))]
     blocks = [f"# {subject}" if subject else "", "  \n".join(lines), _body(body, limits)]
@@ -62,7 +62,7 @@ def _header(message: EmailMessage, name: str) -> str:
         return ""
 
 
-def _body(part: MIMEPart | None, limits: Limits) -> str:
+def _body(part: MIMEPart | None, limits: ConversionLimits) -> str:
     if part is None:
         return ""
     data = part.get_payload(decode=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, Final
 
-from .limits import Limits, Refused
+from .limits import ConversionLimits, ConversionRefused
 
 _DECLARED: Final = re.compile(
     rb"""(?:charset|encoding)\s*+=\s*+["']?+\s*+([A-Za-z0-9_.:-]{1,40})""", re.IGNORECASE
@@ -65,8 +65,8 @@ def _options(depth: int) -> Any:
     )
 
 
-def from_html(html: str, what: str, limits: Limits) -> str:
-    """Return a web page as Markdown. Raises Refused.
+def from_html(html: str, what: str, limits: ConversionLimits) -> str:
+    """Return a web page as Markdown. Raises ConversionRefused.
 
     Args:
         what: What has the HTML, for messages, such as "it".
@@ -75,13 +75,17 @@ def from_html(html: str, what: str, limits: Limits) -> str:
 
     size = len(html.encode("utf-8", "replace"))
     if size > limits.html_bytes:
-        raise Refused(f"{what} has {size:,} bytes of HTML; at most {limits.html_bytes:,} are read")
+        raise ConversionRefused(
+            f"{what} has {size:,} bytes of HTML; at most {limits.html_bytes:,} are read"
+        )
     if is_xhtml(html):
         html = xhtml(html)
     result = html_to_markdown.convert(html, _options(limits.depth))
     for warning in result.warnings or ():
         if warning.kind == html_to_markdown.WarningKind.DEPTH_LIMIT_EXCEEDED:
-            raise Refused(f"{what} has more than {limits.depth:,} elements inside one another")
+            raise ConversionRefused(
+                f"{what} has more than {limits.depth:,} elements inside one another"
+            )
     return result.content or ""
 
 
@@ -105,8 +109,8 @@ def is_xhtml(text: str) -> bool:
 
 def decoded(data: bytes) -> str:
     """Return the text of bytes: by the byte order mark, as UTF-8, by the encoding that an HTML or
-    XML head declares, or as Windows-1252. Raises Refused for a byte order mark of UTF-16 before
-    other bytes.
+    XML head declares, or as Windows-1252. Raises ConversionRefused for a byte order mark of UTF-16
+    before other bytes.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         try:
@@ -114,7 +118,7 @@ def decoded(data: bytes) -> str:
         except UnicodeDecodeError:
             text = "\0"
         if "\0" in text:
-            raise Refused("it begins as UTF-16 and is not UTF-16 text")
+            raise ConversionRefused("it begins as UTF-16 and is not UTF-16 text")
         return text
     found = _DECLARED.search(data[:_DECLARED_WITHIN])
     codec = _codec(found[1].decode("ascii")) if found else None

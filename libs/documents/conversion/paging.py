@@ -6,16 +6,16 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from . import markup
-from .limits import Limits, Refused
+from .limits import ConversionLimits, ConversionRefused
 
 _BOUNDARIES: Final = (b"\n\n", b"\n", b" ")
 """Boundaries at which a text is divided, best first."""
 
 
-class Pages:
-    """The pages of a document, as UTF-8. Methods raise Refused beyond a limit."""
+class DocumentPages:
+    """The pages of a document, as UTF-8. Methods raise ConversionRefused beyond a limit."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConversionLimits) -> None:
         self.texts: list[bytes] = []
         self._limits, self._bytes = limits, 0
 
@@ -49,9 +49,11 @@ class Pages:
     def _append(self, text: bytes) -> None:
         self._bytes += len(text)
         if self._bytes > self._limits.bytes:
-            raise Refused(f"the document has more than {self._limits.bytes:,} bytes of text")
+            raise ConversionRefused(
+                f"the document has more than {self._limits.bytes:,} bytes of text"
+            )
         if len(self.texts) == self._limits.pages:
-            raise Refused(f"the document has more than {self._limits.pages:,} pages")
+            raise ConversionRefused(f"the document has more than {self._limits.pages:,} pages")
         self.texts.append(text)
 
 

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any, Final
 from xml.parsers import expat
 
-from .archive import Archive, XmlCheck, local
-from .limits import Limits, Refused
-from .paging import Pages
+from .archive import XmlCheck, ZipArchive, local
+from .limits import ConversionLimits, ConversionRefused
+from .paging import DocumentPages
 
 _REFERENCE: Final = re.compile(r"\$?([A-Z]{1,3})\$?([0-9]{1,7})")
 _STRINGS: Final = "xl/sharedstrings.xml"
@@ -32,7 +32,7 @@ def load() -> None:
     import python_calamine  # noqa: F401
 
 
-def convert(archive: Archive, limits: Limits, pages: Pages) -> None:
+def convert(archive: ZipArchive, limits: ConversionLimits, pages: DocumentPages) -> None:
     """Add a page for each sheet, or more if it is long."""
     import python_calamine
 
@@ -46,12 +46,12 @@ def convert(archive: Archive, limits: Limits, pages: Pages) -> None:
         for name in names:
             pages.add_table(f"## {' '.join(name.split())}", _rows(book, name))
     except python_calamine.PasswordError:
-        raise Refused("it is encrypted: send a copy without a password") from None
+        raise ConversionRefused("it is encrypted: send a copy without a password") from None
     except python_calamine.CalamineError as error:
-        raise Refused(f"it is damaged: {str(error)[:150]}") from None
+        raise ConversionRefused(f"it is damaged: {str(error)[:150]}") from None
 
 
-def _check(name: str, limits: Limits, lengths: Sequence[int]) -> XmlCheck | None:
+def _check(name: str, limits: ConversionLimits, lengths: Sequence[int]) -> XmlCheck | None:
     """Return the check of a file. Any XML file in the folder `xl` can be a sheet."""
     if name in _OUTSIDE or name == _STRINGS:
         return XmlCheck(name, limits)
@@ -82,7 +82,7 @@ def _text(value: object) -> str:
 class _StringLengths(XmlCheck):
     """Checks the table of strings, and notes the length of each."""
 
-    def __init__(self, name: str, limits: Limits, lengths: list[int]) -> None:
+    def __init__(self, name: str, limits: ConversionLimits, lengths: list[int]) -> None:
         super().__init__(name, limits)
         self._lengths = lengths
 
@@ -105,7 +105,7 @@ class _SheetCheck(XmlCheck):
     empty, and the length of the strings that its cells refer to, which the reader copies.
     """
 
-    def __init__(self, name: str, limits: Limits, lengths: Sequence[int]) -> None:
+    def __init__(self, name: str, limits: ConversionLimits, lengths: Sequence[int]) -> None:
         super().__init__(name, limits)
         self._lengths = lengths
         self._row = self._column = 0
@@ -135,15 +135,19 @@ class _SheetCheck(XmlCheck):
             self._is_value = False
             index = int(self._index) if self._index.strip().isdecimal() else -1
             if not 0 <= index < len(self._lengths):
-                raise Refused(f"{self.name} refers to a string that the file does not have")
+                raise ConversionRefused(
+                    f"{self.name} refers to a string that the file does not have"
+                )
             self._characters += self._lengths[index]
             if self._characters > self.limits.bytes:
-                raise Refused(f"{self.name} has more than {self.limits.bytes:,} characters")
+                raise ConversionRefused(
+                    f"{self.name} has more than {self.limits.bytes:,} characters"
+                )
 
     def _start_row(self, attributes: dict[str, str]) -> None:
         number = attributes.get("r", "")
         if number and not (number.isdecimal() and len(number) <= 7):
-            raise Refused(f"{self.name} has a row with the number {number[:20]!r}")
+            raise ConversionRefused(f"{self.name} has a row with the number {number[:20]!r}")
         self._row, self._column = int(number) if number else self._row + 1, 0
 
     def _start_cell(self, attributes: dict[str, str]) -> None:
@@ -154,7 +158,7 @@ class _SheetCheck(XmlCheck):
             return
         found = _REFERENCE.fullmatch(reference)
         if found is None:
-            raise Refused(f"{self.name} has a cell with the reference {reference[:20]!r}")
+            raise ConversionRefused(f"{self.name} has a cell with the reference {reference[:20]!r}")
         self._row, self._column = int(found[2]), 0
         for letter in found[1]:
             self._column = 26 * self._column + ord(letter) - 64
@@ -169,7 +173,7 @@ class _SheetCheck(XmlCheck):
             last - first + 1 for first, last in zip(self._first, self._last, strict=True)
         )
         if rows * columns > self.limits.cells:
-            raise Refused(
+            raise ConversionRefused(
                 f"{self.name} covers {rows:,} rows and {columns:,} columns; at most "
                 f"{self.limits.cells:,} cells are read"
             )

@@ -9,9 +9,9 @@ from typing import Final
 from xml.etree.ElementTree import Element
 
 from . import markup
-from .archive import Archive, local
-from .limits import Limits
-from .paging import Pages
+from .archive import ZipArchive, local
+from .limits import ConversionLimits
+from .paging import DocumentPages
 
 _TITLES: Final = frozenset({"title", "ctrTitle"})
 _SMALL: Final = frozenset({"dt", "ftr", "sldNum", "hdr"})
@@ -19,7 +19,7 @@ _SMALL: Final = frozenset({"dt", "ftr", "sldNum", "hdr"})
 _NUMBERED: Final = frozenset({"buChar", "buAutoNum", "buBlip"})
 
 
-def convert(archive: Archive, part: str, limits: Limits, pages: Pages) -> None:
+def convert(archive: ZipArchive, part: str, limits: ConversionLimits, pages: DocumentPages) -> None:
     """Add a page for each slide, or more if it is long.
 
     Args:
@@ -39,7 +39,7 @@ def convert(archive: Archive, part: str, limits: Limits, pages: Pages) -> None:
             pages.add("\n\n".join(block for block in _slide(archive, target) if block))
 
 
-def _slide(archive: Archive, part: str) -> Iterator[str]:
+def _slide(archive: ZipArchive, part: str) -> Iterator[str]:
     """Yield the blocks of a slide: its title, the other shapes, and the notes."""
     shapes = [*_shapes(archive.xml(part))]
     for shape in sorted(shapes, key=lambda one: _placeholder(one) not in _TITLES):

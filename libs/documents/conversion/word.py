@@ -8,9 +8,9 @@ import zipfile
 from typing import Any, Final
 
 from . import markup
-from .archive import Archive, XmlCheck
-from .limits import Limits
-from .paging import Pages
+from .archive import XmlCheck, ZipArchive
+from .limits import ConversionLimits
+from .paging import DocumentPages
 
 _STYLES: Final = """
 p[style-name='Title'] => h1:fresh
@@ -43,7 +43,7 @@ def load() -> None:
     mammoth.convert_to_html(out)
 
 
-def convert(archive: Archive, part: str, limits: Limits, pages: Pages) -> None:
+def convert(archive: ZipArchive, part: str, limits: ConversionLimits, pages: DocumentPages) -> None:
     """Add the document as one page, or more if it is long. Images are their descriptions.
 
     Args:
@@ -59,7 +59,7 @@ def convert(archive: Archive, part: str, limits: Limits, pages: Pages) -> None:
     pages.add(markup.from_html(html, "it", limits))
 
 
-def _read_parts(archive: Archive, part: str) -> frozenset[str]:
+def _read_parts(archive: ZipArchive, part: str) -> frozenset[str]:
     """Return the names, in lower case, of the files that mammoth reads as XML."""
     parts = {part, _DOCUMENT, *(f"word/{name}.xml" for name in _PARTS)}
     parts |= {to for kind, to in archive.relations(part).values() if kind in _PARTS}

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from libs.kernels.layout import Layout, Run
+from libs.kernels.layout import BatchLayout, SequenceRun
 
 # Measured on AVX512-BF16 cores, torch 2.13: softmax between two matrix products beats torch's fused
 # kernel in half precision above, and in float32 below these sizes. Without AVX512 the fused kernel
@@ -57,7 +57,7 @@ class _Sight:
         too_far = self.window is not None and last - low > self.window
         return self.bias is None and not too_far and (right is None or high - 1 - first <= right)
 
-    def is_triangle(self, run: Run) -> bool:
+    def is_triangle(self, run: SequenceRun) -> bool:
         """Return whether a plain causal mask from the first key on suffices."""
         return (
             self.causal
@@ -66,7 +66,7 @@ class _Sight:
             and (self.window is None or self.window >= run.queries - 1)
         )
 
-    def seeing(self, run: Run) -> int:
+    def seeing(self, run: SequenceRun) -> int:
         """Return how many queries of each sequence see any key: with fewer keys than queries, those
         beyond the window see none.
         """
@@ -114,7 +114,9 @@ class _Plan:
     others.
     """
 
-    def __init__(self, layout: Layout, sight: _Sight, like: Tensor, softcap: float | None) -> None:
+    def __init__(
+        self, layout: BatchLayout, sight: _Sight, like: Tensor, softcap: float | None
+    ) -> None:
         heads, self._softcap = like.shape[1], softcap
         self._table = _table(layout.max_positions, sight, like)
         side = min(_KEPT, layout.max_positions, self._table.shape[1] // 2 + 1)
@@ -136,7 +138,7 @@ class _Plan:
             self._table, step.behind, block.bottom - block.top, block.high - block.low
         )
 
-    def _steps(self, run: Run, heads: int, sight: _Sight, like: Tensor) -> Iterator[_Step]:
+    def _steps(self, run: SequenceRun, heads: int, sight: _Sight, like: Tensor) -> Iterator[_Step]:
         # torch's fused kernel has no soft cap.
         fused = self._softcap is None and _prefers_fused(like, run)
         for block in _blocks(run, heads, sight, fused):
@@ -156,7 +158,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    layout: Layout,
+    layout: BatchLayout,
     scale: float,
     causal: bool,
     window: int | None,
@@ -200,7 +202,7 @@ def _part(t: Tensor, start: int, stop: int, low: int, high: int) -> Tensor:
     return t[start:stop, low:high]
 
 
-def _prefers_fused(q: Tensor, run: Run) -> bool:
+def _prefers_fused(q: Tensor, run: SequenceRun) -> bool:
     if q.device.type != "cpu" or not _has_avx512():
         return True
     if q.dtype in (torch.bfloat16, torch.float16):
@@ -213,7 +215,7 @@ def _has_avx512() -> bool:
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-def _blocks(run: Run, heads: int, sight: _Sight, fused: bool) -> Iterator[_Block]:
+def _blocks(run: SequenceRun, heads: int, sight: _Sight, fused: bool) -> Iterator[_Block]:
     queries = sight.seeing(run)
     low, high = sight.keys(run.offset, run.offset + queries - 1, run.keys)
     rows, sequences, width = queries, run.count, high - low

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 
 # The device has an instruction for exp2, not for exp.
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -30,7 +30,7 @@ def attend(
     p2c: Tensor | None,
     table: Tensor,
     first: int,
-    layout: Layout,
+    layout: BatchLayout,
     scale: float,
     out: Tensor,
 ) -> None:

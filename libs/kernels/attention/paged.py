@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from libs.kernels.attention.varlen import varlen_attention
-from libs.kernels.layout import Layout, cumulated, to_device
+from libs.kernels.layout import BatchLayout, cumulated, to_device
 from libs.kernels.native import paged as native_paged
 from libs.kernels.triton_here import has_triton
 
@@ -40,7 +40,7 @@ class PagedLayout:
         fresh: No keys were stored before these rows, so the forward's keys are all keys.
     """
 
-    layout: Layout
+    layout: BatchLayout
     cu_rows: Tensor
     numbers: Tensor
     host_numbers: NDArray[np.int32]
@@ -70,7 +70,7 @@ class PagedLayout:
         numbers = np.zeros((len(pages), max(1, most)), np.int32)
         for own, found in zip(numbers, pages, strict=True):
             own[: len(found)] = found
-        layout = Layout.from_lengths(queries, keys, device)
+        layout = BatchLayout.from_lengths(queries, keys, device)
         cu_rows = layout.cu_queries if tuple(rows) == tuple(queries) else cumulated(rows, device)
         fresh = all(own == every for own, every in zip(rows, keys, strict=True))
         counts = tuple(queries), tuple(keys), tuple(rows)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from libs.kernels import native
 from libs.kernels.attention import dense
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 from libs.kernels.triton_here import has_triton
 
 _FlashKernel = Callable[
@@ -31,7 +31,7 @@ def varlen_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    layout: Layout,
+    layout: BatchLayout,
     *,
     scale: float,
     causal: bool = False,
@@ -83,7 +83,7 @@ def _has_flash(q: Tensor) -> bool:
 
 
 def _flash_supports(
-    q: Tensor, layout: Layout, causal: bool, window: int | None, bias: Tensor | None
+    q: Tensor, layout: BatchLayout, causal: bool, window: int | None, bias: Tensor | None
 ) -> bool:
     """Return whether the flash kernels support this attention.
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 
 # The device has an instruction for exp2, not for exp.
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -23,7 +23,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    layout: Layout,
+    layout: BatchLayout,
     scale: float,
     causal: bool,
     window: int | None,

@@ -52,7 +52,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class AdapterRows:
     """The assignment of a batch's rows to adapters, for each number of rows that a layer may
     receive: all tokens, or one per sequence.
 
@@ -66,14 +66,14 @@ class Rows:
     memo: dict[object, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
-    def from_adapters(adapters: Sequence[int | None], lengths: Sequence[int]) -> Rows:
+    def from_adapters(adapters: Sequence[int | None], lengths: Sequence[int]) -> AdapterRows:
         """Build the assignment.
 
         Args:
             adapters: Adapter number of each sequence of the batch, in its order; None for none.
             lengths: Tokens of each sequence.
         """
-        return Rows(
+        return AdapterRows(
             {
                 sum(lengths): _segments(adapters, lengths),
                 len(lengths): _segments(adapters, (1,) * len(lengths)),
@@ -107,14 +107,14 @@ def _segments(adapters: Sequence[int | None], lengths: Sequence[int]) -> tuple[S
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class LoraUpdates:
     """The updates of a batch's adapters to one linear layer.
 
     Attributes:
         parts: The factors by adapter number, for adapters of this layer.
     """
 
-    rows: Rows
+    rows: AdapterRows
     parts: Mapping[int, LowRank]
 
     def add_to(self, y: Tensor, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libs.kernels.linear.int8 import MAX_INPUTS, Int8Weight, way
-from libs.kernels.linear.lora import Delta
+from libs.kernels.linear.lora import LoraUpdates
 from libs.kernels.native import panels
 
 # The number of rows that oneDNN optimises the layout for; the result serves any other number.
@@ -54,7 +54,7 @@ class PackedLinear(nn.Module):
             nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
         )
         self.activation, self.exact = activation, exact
-        self.delta: Delta | None = None
+        self.delta: LoraUpdates | None = None
         self.panels = 0  # address of the prepacked weight for kernels that read it there; 0: none
         self.packed: Tensor | None
         self.register_buffer("packed", None, persistent=False)

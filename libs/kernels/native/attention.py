@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 from libs.kernels.native.library import TYPES, Native, native
 
 _CALL: Final = Struct("7P8q7if")
@@ -25,7 +25,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    layout: Layout,
+    layout: BatchLayout,
     scale: float,
     causal: bool,
     window: int | None,
@@ -44,7 +44,7 @@ def attend_with(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    layout: Layout,
+    layout: BatchLayout,
     scale: float,
     causal: bool,
     window: int | None,
@@ -97,7 +97,7 @@ def attend_with(
     return out if library.attention(packed, kind) == 0 else None
 
 
-def _rows(layout: Layout) -> object:
+def _rows(layout: BatchLayout) -> object:
     """Return the expected numbers of queries and keys, counted once per batch."""
     rows = layout.memo.get(_rows)
     if rows is None:
@@ -109,7 +109,7 @@ def _rows(layout: Layout) -> object:
     return rows
 
 
-def table(bias: Tensor, layout: Layout) -> tuple[Tensor, int]:
+def table(bias: Tensor, layout: BatchLayout) -> tuple[Tensor, int]:
     """Return the bias times log2(e) by query - key, so adjacent queries are adjacent, and the
     column of distance 0.
 

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 from libs.kernels.native.attention import ALL, table
 from libs.kernels.native.library import TYPES, Native, native
 from libs.kernels.native.rows import ACTIVATIONS
@@ -46,7 +46,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class NormWeights:
     weight: Tensor
     bias: Tensor | None
 
@@ -68,10 +68,10 @@ class LayerParts:
     out: Linear
     up: Linear
     down: Linear
-    attention_norm: Norm | None
-    ffn_norm: Norm
-    q_norm: Norm | None
-    k_norm: Norm | None
+    attention_norm: NormWeights | None
+    ffn_norm: NormWeights
+    q_norm: NormWeights | None
+    k_norm: NormWeights | None
     heads: int
     kv_heads: int
     dim: int
@@ -138,7 +138,7 @@ class NativeLayer:
     def forward(
         self,
         x: Tensor,
-        layout: Layout,
+        layout: BatchLayout,
         chosen: Tensor | None,
         rotation: tuple[Tensor, Tensor] | None,
         bias: Tensor | None,
@@ -180,7 +180,7 @@ def _packed(parts: LayerParts) -> bytes:
     def at(tensor: Tensor | None) -> int:
         return 0 if tensor is None else tensor.data_ptr()
 
-    def norm(one: Norm | None) -> tuple[int, int]:
+    def norm(one: NormWeights | None) -> tuple[int, int]:
         return (0, 0) if one is None else (at(one.weight), at(one.bias))
 
     linears = [
@@ -212,7 +212,7 @@ def _packed(parts: LayerParts) -> bytes:
 
 
 def _batch(
-    layout: Layout,
+    layout: BatchLayout,
     chosen: Tensor | None,
     rotation: tuple[Tensor, Tensor] | None,
     bias: Tensor | None,

@@ -31,7 +31,7 @@ _OPENMP: Final = "libgomp.so.1"
 _INT, _LONG, _FLOAT, _AT = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
-class Rows:
+class RowKernels:
     """The entry points of `rows.cpp`, called with their parameters after the instruction set.
     `embed` returns 1 for invalid ids.
     """
@@ -87,7 +87,7 @@ class Native:
     instructions: str
     attention: Callable[[bytes, int], int]
     layer: Callable[[bytes, int], int] = _no_layer
-    rows: Rows | None = None
+    rows: RowKernels | None = None
     int8: Int8Linear | None = None
     int8_sets: int = 0
     paged: Callable[[bytes, int], int] = _no_layer
@@ -170,7 +170,7 @@ def load(path: Path, instructions: str) -> Native:
         instructions,
         entry("shoal_attention"),
         entry("shoal_layer"),
-        Rows(opened, number),
+        RowKernels(opened, number),
         int8,
         opened.shoal_int8_set() + 1,
         entry("shoal_paged"),

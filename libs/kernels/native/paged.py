@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 from libs.kernels.native.attention import ALL, table
 from libs.kernels.native.library import TYPES, Native, native
 
@@ -25,7 +25,7 @@ def attend(
     k: Tensor | None,
     v: Tensor | None,
     pages: tuple[Tensor, Tensor],
-    layout: Layout,
+    layout: BatchLayout,
     cu_rows: Tensor,
     numbers: Tensor,
     scale: float,

@@ -12,14 +12,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from libs.kernels.native.library import TYPES, Native, Rows, native
+from libs.kernels.native.library import TYPES, Native, RowKernels, native
 
 ACTIVATIONS: Final = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4, "quick_gelu": 5}
 """Numbers of the activations in the library (source/rows/rows.h)."""
 _POOLINGS: Final = {"sum": 0, "mean": 1, "max": 2}
 
 
-def _entries(library: Native | None) -> Rows | None:
+def _entries(library: Native | None) -> RowKernels | None:
     library = native() if library is None else library
     return None if library is None else library.rows
 

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from libs.kernels.layout import Layout, cumulated
+from libs.kernels.layout import BatchLayout, cumulated
 from libs.kernels.native import paged, panels, resize, rows
 from libs.kernels.native.attention import attend_with
-from libs.kernels.native.layer import LayerParts, Linear, NativeLayer, Norm
+from libs.kernels.native.layer import LayerParts, Linear, NativeLayer, NormWeights
 from libs.kernels.native.library import Native
 
 _BOUNDS: Final = {torch.float32: 1e-5, torch.bfloat16: 0.05}
@@ -53,7 +53,7 @@ def _attends(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
     fused, bias, layout = (
         _random(sum(keys), 4 + 2 + 2, 20),
         _random(4, 2 * 75 + 1),
-        Layout.from_lengths(queries, keys),
+        BatchLayout.from_lengths(queries, keys),
     )
     q, k, v = fused.to(dtype).split_with_sizes((4, 2, 2), dim=1)
     q = q[: sum(queries)]
@@ -191,7 +191,7 @@ def _pages(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
     k, v = (_random(sum(keys), 2, size).to(dtype)[..., :20] for size in (20, 21))
     q = _random(sum(queries), 6, 20).to(dtype)
     memory = torch.zeros(4, 2, 20, 32, dtype=dtype), torch.zeros(4, 2, 32, 20, dtype=dtype)
-    layout = Layout.from_lengths(queries, keys)
+    layout = BatchLayout.from_lengths(queries, keys)
     got = paged.attend(
         q, k, v, memory, layout, layout.cu_keys, numbers, 0.25, True, 40, None, loaded
     )
@@ -206,8 +206,8 @@ def _layers(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
     """
     if not loaded.has_layers(dtype):
         return True
-    layout = Layout.from_lengths((3, 17), (3, 17))
-    chosen = Layout.from_lengths((1, 1), (3, 17)), torch.tensor((2, 19), dtype=torch.int32)
+    layout = BatchLayout.from_lengths((3, 17), (3, 17))
+    chosen = BatchLayout.from_lengths((1, 1), (3, 17)), torch.tensor((2, 19), dtype=torch.int32)
     x = _random(20, 48).to(dtype)
     rotation = _random(20, 6), _random(1, 20, 6)[0]
     for post in (True, False):
@@ -251,7 +251,7 @@ def _layer(dtype: torch.dtype, *, post: bool) -> tuple[list[Tensor], LayerParts]
         for each, weight, bias in zip(packed, weights, biases, strict=True)
     )
     norms = [
-        Norm(_random(1, size)[0].to(dtype), _random(2, size)[1].to(dtype) if post else None)
+        NormWeights(_random(1, size)[0].to(dtype), _random(2, size)[1].to(dtype) if post else None)
         for size in (48, 48, 16, 16)
     ]
     parts = LayerParts(
@@ -279,7 +279,7 @@ def _plain_layer(
     def linear(x: Tensor, number: int, one: Linear) -> Tensor:
         return F.linear(x, weights[number].float(), None if one.bias is None else one.bias.float())
 
-    def norm(x: Tensor, one: Norm | None) -> Tensor:
+    def norm(x: Tensor, one: NormWeights | None) -> Tensor:
         if one is None:
             return x
         if parts.rms:

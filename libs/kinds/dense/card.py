@@ -15,7 +15,7 @@ from libs.catalog.checkpoint.vectors import dimensions, hidden_size, similarity
 from libs.errors import ModelBroken
 from libs.kinds.dense.gritlm import gritlm, is_gritlm
 from libs.kinds.dense.voyage import is_voyage, voyage
-from libs.kinds.kind import Place, in_layout
+from libs.kinds.kind import CheckpointPlace, in_layout
 from libs.kinds.static.card import static_embedding_card
 
 _MASKED = "ForMaskedLM"
@@ -190,7 +190,7 @@ def _refuse_bare(files: Checkpoint) -> None:
         )
 
 
-def claims_others(place: Place) -> bool:
+def claims_others(place: CheckpointPlace) -> bool:
     """Return True for the encoders that no kind claims. Raises ModelBroken for a causal language
     model, if no file names its use.
     """

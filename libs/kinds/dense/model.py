@@ -16,14 +16,14 @@ from libs.models.runtime.backbone import Backbone
 from libs.models.text.heads.modules import dense_layers, linear_table
 from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.loading import text_loader
-from libs.models.text.parts import Built, Parts
+from libs.models.text.parts import Built, EncoderParts
 from libs.models.text.processing.embedding import EmbeddingProcessor
 from libs.models.text.registry import build_encoder
 from libs.models.text.span_head import add_span_head
 from libs.models.weights import TensorFile
 
 
-def build(parts: Parts) -> Built:
+def build(parts: EncoderParts) -> Built:
     if parts.card.queries is not None:
         if parts.card.queries.family == STATIC_EMBEDDING:
             return _static_queries(parts, parts.card.queries)
@@ -33,7 +33,7 @@ def build(parts: Parts) -> Built:
     return Built(heads, EmbeddingProcessor(parts.card, text, spans=spans), text.tokenizer)
 
 
-def _asymmetric(parts: Parts, queries: Card) -> Built:
+def _asymmetric(parts: EncoderParts, queries: Card) -> Built:
     """Build a main encoder for documents and another one for queries, in the same data type."""
     root = parts.directory / queries.encoder_folder
     config = need_config(root, queries.encoder_file).values
@@ -47,7 +47,7 @@ def _asymmetric(parts: Parts, queries: Card) -> Built:
         int8=parts.int8,
     )
     queries = replace(queries, max_tokens=min(queries.max_tokens, encoder.max_positions))
-    own = Parts(queries, parts.directory, encoder, state, parts.rest, device, parts.int8)
+    own = EncoderParts(queries, parts.directory, encoder, state, parts.rest, device, parts.int8)
     text = parts.text()
     documents = EmbeddingProcessor(parts.card, text)
     processor = AsymmetricProcessor(parts.card, documents, EmbeddingProcessor(queries, own.text()))
@@ -55,7 +55,7 @@ def _asymmetric(parts: Parts, queries: Card) -> Built:
     return Built({"dense": _pooled(parts)}, processor, text.tokenizer, (backbone,))
 
 
-def _static_queries(parts: Parts, queries: Card) -> Built:
+def _static_queries(parts: EncoderParts, queries: Card) -> Built:
     """Build an encoder for documents, and a table of token vectors, in float32, for queries."""
     static = load_static_parts(parts.directory, queries, parts.device, torch.float32)
     text = parts.text()
@@ -65,7 +65,7 @@ def _static_queries(parts: Parts, queries: Card) -> Built:
     return Built({"dense": _pooled(parts)}, processor, text.tokenizer, (backbone,))
 
 
-def _pooled(parts: Parts) -> PooledHead:
+def _pooled(parts: EncoderParts) -> PooledHead:
     return PooledHead(
         parts.card.pooling, dense_layers(parts.card, parts.directory, parts.state, parts.device)
     )

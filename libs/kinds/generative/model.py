@@ -8,7 +8,7 @@ from typing import Final
 from libs.models.generation.loading import load_language_model
 from libs.models.generation.model import GenerativeModel
 from libs.models.generation.texts import TextReader
-from libs.models.interface.source import Source
+from libs.models.interface.source import LoadArguments
 from libs.models.runtime.loaded.tiers import copying
 from libs.models.text.loading import broken_tokenizer, without_int8
 from libs.models.text.tokenising.tokenizer import failing, largest_id, load_tokenizer
@@ -20,7 +20,7 @@ request can be answered.
 """
 
 
-def load(source: Source) -> GenerativeModel:
+def load(source: LoadArguments) -> GenerativeModel:
     """Load a generative model. int8 is not served: a warning is logged."""
     directory, device = source.directory, source.device
     card, dtype = without_int8(source.card(), device, source.dtype)

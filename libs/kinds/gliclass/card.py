@@ -14,11 +14,11 @@ from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card, Problem
 from libs.catalog.checkpoint.files import (
-    Config,
+    CheckpointConfig,
     need_config,
     need_tokenizer,
 )
-from libs.kinds.kind import Kind, Place
+from libs.kinds.kind import CheckpointPlace, Kind
 
 LABEL_MARKER: Final = "<<LABEL>>"
 TEXT_MARKER: Final = "<<SEP>>"
@@ -78,7 +78,7 @@ class Gliclass:
     heads: int = 0
 
 
-def gliclass_card(place: Place) -> Card:
+def gliclass_card(place: CheckpointPlace) -> Card:
     directory = place.directory
     read_gliclass(directory)
     config = need_config(directory, "config.json")
@@ -147,7 +147,7 @@ def read_gliclass(directory: Path) -> Gliclass:
     )
 
 
-def _max_tokens(encoder: Config) -> int:
+def _max_tokens(encoder: CheckpointConfig) -> int:
     """Return the package's limit, and at most the number of positions; DeBERTa's relative positions
     are unlimited.
     """
@@ -158,7 +158,7 @@ def _max_tokens(encoder: Config) -> int:
     return min(_TOKENS, positions) if positions else _TOKENS
 
 
-def _problem(config: Config) -> Problem:
+def _problem(config: CheckpointConfig) -> Problem:
     name = config.text("problem_type", "single_label_classification")
     if name not in _PROBLEMS:
         raise config.broken(
@@ -167,7 +167,7 @@ def _problem(config: Config) -> Problem:
     return _PROBLEMS[name]
 
 
-def _heads(config: Config, encoder: Config) -> int:
+def _heads(config: CheckpointConfig, encoder: CheckpointConfig) -> int:
     """Return the number of heads of the scorer's attention over the states of the encoder."""
     heads, size = config.number("scorer_num_heads", 16), encoder.number("hidden_size")
     if heads < 1 or size % heads:
@@ -177,7 +177,7 @@ def _heads(config: Config, encoder: Config) -> int:
     return heads
 
 
-def _index(config: Config, key: str, default: int) -> int:
+def _index(config: CheckpointConfig, key: str, default: int) -> int:
     """Return a token's id; -1 in the file means `default`, a token added after the encoder's
     vocabulary.
     """

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from libs.catalog.card import Activation
 from libs.kernels.attention.varlen import varlen_attention
-from libs.kernels.layout import Layout, cumulated, to_device
+from libs.kernels.layout import BatchLayout, cumulated, to_device
 from libs.kernels.pooling.pooled import cls, last, maximum, mean
 from libs.kernels.rows.norms import layer_norm
 from libs.kinds.gliclass.card import Gliclass, Pooling, Scorer
-from libs.kinds.gliclass.processor import Places
+from libs.kinds.gliclass.processor import LabelPlaces
 from libs.models.interface.head import Array
 from libs.models.interface.packed import Packed, Rows
 from libs.models.interface.sequences import InputSequence, Output
@@ -35,7 +35,7 @@ _NORM_EPSILON = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class LabelPairs:
     """The labels of a batch with the sequences they belong to."""
 
     of: Tensor
@@ -43,7 +43,7 @@ class Pairs:
     places: Tensor
     """The index of each label in [sequences, most labels], flattened."""
     shape: tuple[int, int]
-    layout: Layout | None = None
+    layout: BatchLayout | None = None
     """Labels as queries and the states of their text as keys, for scorers that read these."""
 
 
@@ -66,8 +66,8 @@ class GliclassHead(nn.Module):
         """
         super().__init__()
         hidden = settings.hidden
-        self.text = Projector(state, "text_projector", size, hidden, function, file)
-        self.label = Projector(state, "classes_projector", size, hidden, function, file)
+        self.text = LabelProjector(state, "text_projector", size, hidden, function, file)
+        self.label = LabelProjector(state, "classes_projector", size, hidden, function, file)
         self.scorer = (
             CrossScorer(state, size, settings.heads, file)
             if settings.heads
@@ -86,7 +86,7 @@ class GliclassHead(nn.Module):
     def forward(
         self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
     ) -> tuple[Tensor, ...]:
-        places = [cast(Places, sequence.input) for sequence in sequences]
+        places = [cast(LabelPlaces, sequence.input) for sequence in sequences]
         bounds = list(pairwise(np.cumsum([0, *batch.lengths]).tolist()))
         labels = [
             np.arange(start + first, start + last)
@@ -106,21 +106,23 @@ class GliclassHead(nn.Module):
         pairs = _pairs(
             counts,
             hidden.device,
-            Layout.from_lengths(counts, lengths, hidden.device) if self._reads_all else None,
+            BatchLayout.from_lengths(counts, lengths, hidden.device) if self._reads_all else None,
         )
         return (self._scores(texts, self.label.forward(mean(*_chosen(hidden, labels))), pairs),)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
-        ends = np.cumsum([len(cast(Places, sequence.input).starts) for sequence in sequences])[:-1]
+        ends = np.cumsum([len(cast(LabelPlaces, sequence.input).starts) for sequence in sequences])[
+            :-1
+        ]
         return list(np.split(arrays[0].astype(np.float32, copy=False), ends))
 
-    def _scores(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
+    def _scores(self, texts: Tensor, labels: Tensor, pairs: LabelPairs) -> Tensor:
         if self.scale is None:
             return self.scorer.forward(texts, labels, pairs)
         return self.scorer.forward(_unit(texts), _unit(labels), pairs) * self.scale
 
 
-class Projector(nn.Module):
+class LabelProjector(nn.Module):
     """Two linear layers with an activation between them, over [rows, size]."""
 
     def __init__(
@@ -147,15 +149,15 @@ class LabelScorer(nn.Module):
     def __init__(self, state: State, size: int, file: str) -> None:
         super().__init__()
 
-    def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
+    def forward(self, texts: Tensor, labels: Tensor, pairs: LabelPairs) -> Tensor:
         """Score labels: [sequences, size] and [labels, size] to [labels]."""
         raise NotImplementedError
 
 
-class DotScorer(LabelScorer):
+class LabelDotScorer(LabelScorer):
     """Score by the dot product of text and label."""
 
-    def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
+    def forward(self, texts: Tensor, labels: Tensor, pairs: LabelPairs) -> Tensor:
         return (texts.index_select(0, pairs.of) * labels).sum(-1)
 
 
@@ -170,7 +172,7 @@ class WeightedDotScorer(LabelScorer):
         self.label = _linear(state, "scorer.proj_label", (size * 2, size), file)
         self.out = _Tower(state, ["scorer.out_mlp.0", "scorer.out_mlp.3"], size * 3, file)
 
-    def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
+    def forward(self, texts: Tensor, labels: Tensor, pairs: LabelPairs) -> Tensor:
         text, text_factor = self.text.forward(texts).index_select(0, pairs.of).chunk(2, dim=-1)
         label, label_factor = self.label.forward(labels).chunk(2, dim=-1)
         return self.out.forward(torch.cat([text, label, text_factor * label_factor], dim=-1))
@@ -183,7 +185,7 @@ class TowerScorer(LabelScorer):
         super().__init__(state, size, file)
         self.out = _Tower(state, [f"scorer.mlp.{number}" for number in (0, 2, 4)], size * 2, file)
 
-    def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
+    def forward(self, texts: Tensor, labels: Tensor, pairs: LabelPairs) -> Tensor:
         return self.out.forward(torch.cat([texts.index_select(0, pairs.of), labels], dim=-1))
 
 
@@ -198,7 +200,7 @@ class HopfieldScorer(LabelScorer):
         )
         self.out = _Tower(state, [f"scorer.mlp.{number}" for number in (0, 2, 4)], size, file)
 
-    def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
+    def forward(self, texts: Tensor, labels: Tensor, pairs: LabelPairs) -> Tensor:
         keys, values = (
             layer.forward(texts).index_select(0, pairs.of) for layer in (self.key, self.value)
         )
@@ -229,7 +231,7 @@ class CrossScorer(LabelScorer):
         )
         self._heads = heads
 
-    def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
+    def forward(self, texts: Tensor, labels: Tensor, pairs: LabelPairs) -> Tensor:
         """Score labels: states of all texts [tokens, size] and [labels, size] to [labels]."""
         if pairs.layout is None:
             raise ValueError("the scorer needs the states of the texts")
@@ -284,7 +286,7 @@ class _Tower(nn.Module):
 
 
 _SCORERS: dict[Scorer, type[LabelScorer]] = {
-    "simple": DotScorer,
+    "simple": LabelDotScorer,
     "weighted-dot": WeightedDotScorer,
     "mlp": TowerScorer,
     "hopfield": HopfieldScorer,
@@ -356,12 +358,12 @@ def _chosen(hidden: Tensor, rows: Sequence[NDArray[np.int64]]) -> tuple[Tensor, 
     return chosen, cumulated([len(group) for group in rows], hidden.device)
 
 
-def _pairs(counts: Sequence[int], device: torch.device, layout: Layout | None) -> Pairs:
+def _pairs(counts: Sequence[int], device: torch.device, layout: BatchLayout | None) -> LabelPairs:
     """Build the pairs. `counts` holds the number of labels of each sequence."""
     of = np.repeat(np.arange(len(counts)), counts)
     number = np.concatenate([np.arange(count) for count in counts])
     most = max(counts)
-    return Pairs(
+    return LabelPairs(
         _index(of, device), _index(of * most + number, device), (len(counts), most), layout
     )
 

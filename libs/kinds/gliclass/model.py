@@ -15,7 +15,7 @@ from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.spec import Config
 from libs.models.text.heads.linear import check_shape
 from libs.models.text.loading import text_loader
-from libs.models.text.parts import Built, Parts
+from libs.models.text.parts import Built, EncoderParts
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 
 _PREFIX = "model."
@@ -23,7 +23,7 @@ _SEGMENTS = "segment_embeddings.weight"
 _SEGMENT_COUNT = 3  # labels, text, and examples, which requests do not have
 
 
-def build(parts: Parts) -> Built:
+def build(parts: EncoderParts) -> Built:
     settings = read_gliclass(parts.directory)
     if parts.encoder.causal:
         raise ModelBroken(
@@ -48,11 +48,11 @@ def build(parts: Parts) -> Built:
     return Built({"labels": head}, GliclassProcessor(parts.card, settings, tokenizer), tokenizer)
 
 
-def _read(parts: Parts, name: str) -> Tensor:
+def _read(parts: EncoderParts, name: str) -> Tensor:
     return parts.rest.read(name).to(device=parts.device, dtype=torch.float32)
 
 
-def _add_segments(parts: Parts, state: dict[str, Tensor]) -> None:
+def _add_segments(parts: EncoderParts, state: dict[str, Tensor]) -> None:
     """Add segment embeddings, which distinguish labels from text, to the token embeddings, as BERT
     does."""
     embed = parts.encoder.embed

@@ -35,7 +35,7 @@ Ids = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class LabelPlaces:
     """Positions of labels and text in a sequence: label i has the tokens `starts[i]:ends[i]`, the
     text begins at token `text`.
     """
@@ -173,13 +173,13 @@ class GliclassProcessor:
         gone = slice(end - excess, end) if truncation == "end" else slice(start, start + excess)
         return np.delete(ids, gone)
 
-    def _places(self, markers: NDArray[np.int64], end: int, tokens: int) -> Places:
+    def _places(self, markers: NDArray[np.int64], end: int, tokens: int) -> LabelPlaces:
         """Return the places. An averaged label extends to the next one, the last to the text's
         marker or, as in the package, to the end.
         """
         starts = markers + (0 if self._settings.marks else 1)
         reach = np.append(markers[1:], end if self._settings.text_only else tokens)
         ends = reach if self._settings.averages else starts + 1
-        return Places(
+        return LabelPlaces(
             starts.astype(np.int32), ends.astype(np.int32), end if self._settings.text_only else 0
         )

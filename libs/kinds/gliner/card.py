@@ -17,13 +17,13 @@ from typing import Final, Literal, get_args
 from libs.catalog.card import Card, Task
 from libs.catalog.checkpoint.files import (
     MAX_COUNT,
-    Config,
+    CheckpointConfig,
     need_config,
     read_config,
     tensor_files,
 )
 from libs.errors import ModelBroken
-from libs.kinds.kind import Kind, Place
+from libs.kinds.kind import CheckpointPlace, Kind
 
 FILE: Final = "gliner_config.json"
 LABELS_FOLDER: Final = "labels_tokenizer"
@@ -98,7 +98,7 @@ class Gliner:
     marks_relations: bool
 
 
-def gliner_card(place: Place) -> Card:
+def gliner_card(place: CheckpointPlace) -> Card:
     directory = place.directory
     settings = read_gliner(directory)
     encoder = need_config(directory, FILE).part("encoder_config")
@@ -157,7 +157,7 @@ def read_gliner(directory: Path) -> Gliner:
     )
 
 
-def _need_files(directory: Path, config: Config) -> None:
+def _need_files(directory: Path, config: CheckpointConfig) -> None:
     if not config.part("encoder_config").text("model_type"):
         raise config.broken(
             "encoder_config", f"is missing, or its model_type: it describes the encoder. {ADVICE}"
@@ -175,7 +175,7 @@ def need_files(directory: Path, advice: str) -> None:
         tensor_files(directory, "")
 
 
-def _labels(directory: Path, config: Config) -> Mapping[str, object]:
+def _labels(directory: Path, config: CheckpointConfig) -> Mapping[str, object]:
     labels = config.part("labels_encoder_config")
     if not labels.text("model_type"):
         raise config.broken(
@@ -187,7 +187,7 @@ def _labels(directory: Path, config: Config) -> Mapping[str, object]:
     return labels.values
 
 
-def count(config: Config, key: str, default: int, *, most: int = MAX_COUNT) -> int:
+def count(config: CheckpointConfig, key: str, default: int, *, most: int = MAX_COUNT) -> int:
     """Return a whole number of 1 to `most`. Raises ModelBroken for others."""
     value = config.number(key, default, most=most)
     if value < 1:
@@ -195,16 +195,16 @@ def count(config: Config, key: str, default: int, *, most: int = MAX_COUNT) -> i
     return value
 
 
-def _index(config: Config, key: str) -> int:
+def _index(config: CheckpointConfig, key: str) -> int:
     """Return a token's id; -1 if the file does not give it."""
     return -1 if config.values.get(key) == -1 else config.number(key, -1)
 
 
-def longest_sequence(directory: Path, encoder: Config) -> int:
+def longest_sequence(directory: Path, encoder: CheckpointConfig) -> int:
     """Return the most tokens of a sequence: the tokenizer's limit, and at most the number of
     positions.
     """
-    tokenizer = read_config(directory, "tokenizer_config.json") or Config(
+    tokenizer = read_config(directory, "tokenizer_config.json") or CheckpointConfig(
         "tokenizer_config.json", {}
     )
     limits = [tokenizer.number("model_max_length", _NO_LIMIT, most=math.inf)]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from tokenizers import Tokenizer
 
-from libs.catalog.checkpoint.files import Config, read_config
+from libs.catalog.checkpoint.files import CheckpointConfig, read_config
 from libs.errors import ModelBroken
 from libs.kinds.gliner.card import (
     ADVICE,
@@ -21,14 +21,14 @@ from libs.kinds.gliner.card import (
 )
 from libs.kinds.gliner.head import EntityHead
 from libs.kinds.gliner.processor import GlinerProcessor, LabelTokens
-from libs.kinds.gliner.relations import PairScorer, build_linking
+from libs.kinds.gliner.relations import EntityPairScorer, build_linking
 from libs.kinds.gliner.word_labels import WordScorer
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.spans import SpanMarker, SpanScorer, TwoLayers
 from libs.models.text.heads.extraction.words import WordLstm, WordReader
 from libs.models.text.heads.state import HeadState, projection
 from libs.models.text.loading import text_loader
-from libs.models.text.parts import Built, Parts
+from libs.models.text.parts import Built, EncoderParts
 from libs.models.text.processing.extraction.words import WordFrame
 from libs.models.text.registry import build_encoder
 from libs.models.text.tokenising.tokenizer import FILE as TOKENIZER
@@ -38,7 +38,7 @@ from libs.models.weights import TensorFile
 _MARKER = "span_rep_layer.span_rep_layer"
 
 
-def build(parts: Parts) -> Built:
+def build(parts: EncoderParts) -> Built:
     settings = read_gliner(parts.directory)
     own, others = parts.rest.split(LABELS_PREFIX)
     state = HeadState(others, parts.device, FILE)
@@ -69,7 +69,7 @@ def build(parts: Parts) -> Built:
 
 
 def _head(
-    parts: Parts, settings: Gliner, state: HeadState, vectors: LabelVectors | None
+    parts: EncoderParts, settings: Gliner, state: HeadState, vectors: LabelVectors | None
 ) -> EntityHead:
     size, file = settings.hidden, parts.file
     project = projection(state, "token_rep_layer.projection", parts.encoder.hidden_size, size, file)
@@ -100,24 +100,28 @@ def _head(
     )
 
 
-def _marker(parts: Parts, settings: Gliner, state: HeadState) -> SpanMarker:
+def _marker(parts: EncoderParts, settings: Gliner, state: HeadState) -> SpanMarker:
     return SpanMarker(
         state, _MARKER, size=settings.hidden, mean=settings.span_mode == "markerV1", file=parts.file
     )
 
 
-def _pairs(parts: Parts, settings: Gliner, state: HeadState) -> PairScorer:
+def _pairs(parts: EncoderParts, settings: Gliner, state: HeadState) -> EntityPairScorer:
     """Build the scorer of relations, which runs on the host on every device."""
     size = settings.hidden
     pair = TwoLayers(state, "pair_rep_layer", size=size, inputs=size * 2, file=parts.file)
     linking = build_linking(settings.adjacency, state, size=size, file=parts.file)
-    return PairScorer(
+    return EntityPairScorer(
         _marker(parts, settings, state), pair, linking, whole=settings.adjacency == "gcn"
     ).cpu()
 
 
 def _labels(
-    parts: Parts, settings: Gliner, config: Mapping[str, object], own: TensorFile, state: HeadState
+    parts: EncoderParts,
+    settings: Gliner,
+    config: Mapping[str, object],
+    own: TensorFile,
+    state: HeadState,
 ) -> tuple[LabelTokens, LabelVectors]:
     """Build the bi-encoder's encoder for labels, in the text encoder's data type."""
     encoder, _ = build_encoder(
@@ -128,7 +132,7 @@ def _labels(
     )
     folder = parts.directory / LABELS_FOLDER
     name = f"{LABELS_FOLDER}/tokenizer_config.json"
-    written = read_config(parts.directory, name) or Config(name, {})
+    written = read_config(parts.directory, name) or CheckpointConfig(name, {})
     limit = min(
         written.number("model_max_length", encoder.max_positions, most=math.inf),
         encoder.max_positions,

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kinds.gliner.card import Gliner
-from libs.kinds.gliner.relations import PairScorer
+from libs.kinds.gliner.relations import EntityPairScorer
 from libs.models.interface.results import Result
 from libs.models.interface.sequences import InputSequence, Output, Prepared
 from libs.models.interface.work import (
@@ -94,7 +94,7 @@ class GlinerProcessor:
         frame: WordFrame,
         *,
         tokens: LabelTokens | None,
-        pairs: PairScorer | None,
+        pairs: EntityPairScorer | None,
     ) -> None:
         self._card, self._settings, self._frame, self._tokens, self._pairs = (
             card,
@@ -248,7 +248,7 @@ class GlinerProcessor:
 
     def _relations(
         self,
-        pairs: PairScorer,
+        pairs: EntityPairScorer,
         work: RelationsWork,
         text: str,
         states: tuple[Array, Array, Array],

@@ -31,7 +31,7 @@ class Linking(Protocol):
         """Map [entities, size] to [entities, entities] in 0..1."""
 
 
-class PairScorer(nn.Module):
+class EntityPairScorer(nn.Module):
     """Score pairs of entities for each relation.
 
     Args:

@@ -16,10 +16,10 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.files import Config, need_config
+from libs.catalog.checkpoint.files import CheckpointConfig, need_config
 from libs.errors import ModelBroken
 from libs.kinds.gliner.card import MAX_WORDS, count, longest_sequence, need_files
-from libs.kinds.kind import Kind, Place
+from libs.kinds.kind import CheckpointPlace, Kind
 
 ENCODER_FILE: Final = "encoder_config/config.json"
 _ENCODER_KEY: Final = "encoder_config"
@@ -125,7 +125,7 @@ class Boundary:
     class_temperature: float
 
 
-def gliner2_card(place: Place) -> Card:
+def gliner2_card(place: CheckpointPlace) -> Card:
     directory = place.directory
     read_gliner2(directory)
     file, keys = _encoder_place(directory)
@@ -157,7 +157,7 @@ def _encoder_place(directory: Path) -> tuple[str, tuple[str, ...]]:
     return ENCODER_FILE, ()
 
 
-def _is_transformers(config: Config) -> bool:
+def _is_transformers(config: CheckpointConfig) -> bool:
     return config.text("model_type") == _TRANSFORMERS
 
 
@@ -188,7 +188,7 @@ def read_gliner2(directory: Path) -> Gliner2 | Boundary:
     )
 
 
-def _boundary(config: Config) -> Boundary:
+def _boundary(config: CheckpointConfig) -> Boundary:
     if (version := config.number("architecture_version", 1)) != 1:
         raise config.broken("architecture_version", f"is {version}, which is not served; 1 is")
     # transformers writes both keys, and reads the first.
@@ -229,7 +229,7 @@ def _boundary(config: Config) -> Boundary:
     )
 
 
-def _relations(head: Config) -> RelationSettings:
+def _relations(head: CheckpointConfig) -> RelationSettings:
     return RelationSettings(
         heads=count(head, "relation_heads_per_type", 32, most=_MAX_ENDS),
         tails=count(head, "relation_tails_per_type", 32, most=_MAX_ENDS),
@@ -239,7 +239,7 @@ def _relations(head: Config) -> RelationSettings:
     )
 
 
-def _temperature(settings: Config) -> float:
+def _temperature(settings: CheckpointConfig) -> float:
     key = "classification_temperature"
     value = _real(settings, key, 1.0)
     if not value:
@@ -247,7 +247,7 @@ def _temperature(settings: Config) -> float:
     return value
 
 
-def _real(head: Config, key: str, default: float, *, most: float = math.inf) -> float:
+def _real(head: CheckpointConfig, key: str, default: float, *, most: float = math.inf) -> float:
     """Return a finite number from 0 to `most`."""
     value = head.values.get(key)
     if value is None:
@@ -271,7 +271,7 @@ def _need_files(directory: Path) -> None:
     need_files(directory, ADVICE)
 
 
-def _counting(config: Config) -> Counting:
+def _counting(config: CheckpointConfig) -> Counting:
     name = config.text("counting_layer", "count_lstm") or "count_lstm"
     for counting in get_args(Counting):
         if name == counting:

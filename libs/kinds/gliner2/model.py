@@ -14,12 +14,12 @@ from libs.kinds.gliner2.spans.head import StructureHead
 from libs.kinds.gliner2.spans.processor import StructureProcessor
 from libs.models.text.heads.state import HeadState
 from libs.models.text.loading import text_loader
-from libs.models.text.parts import Built, Parts
+from libs.models.text.parts import Built, EncoderParts
 from libs.models.text.processing.extraction.words import WordFrame
 from libs.models.text.tokenising.tokenizer import load_tokenizer, need_tokens
 
 
-def build(parts: Parts) -> Built:
+def build(parts: EncoderParts) -> Built:
     settings = read_gliner2(parts.directory)
     tokenizer = load_tokenizer(parts.root, lowercase=False)
     need_tokens(tokenizer, MARKERS, ADVICE)

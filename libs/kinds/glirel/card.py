@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.files import Config, need_config
+from libs.catalog.checkpoint.files import CheckpointConfig, need_config
 from libs.kinds.gliner.card import (
     ENCODER_PREFIX,
     MAX_WORDS,
@@ -23,7 +23,7 @@ from libs.kinds.gliner.card import (
     longest_sequence,
     need_files,
 )
-from libs.kinds.kind import Kind, Place
+from libs.kinds.kind import CheckpointPlace, Kind
 
 FILE: Final = "glirel_config.json"
 LABEL_MARKER: Final = "[REL]"
@@ -74,7 +74,7 @@ class Glirel:
     farthest: int | None
 
 
-def glirel_card(place: Place) -> Card:
+def glirel_card(place: CheckpointPlace) -> Card:
     directory = place.directory
     read_glirel(directory)
     encoder = need_config(directory, FILE).part("encoder_config")
@@ -120,7 +120,7 @@ def read_glirel(directory: Path) -> Glirel:
     )
 
 
-def _need_files(directory: Path, config: Config) -> None:
+def _need_files(directory: Path, config: CheckpointConfig) -> None:
     if not config.part("encoder_config").text("model_type"):
         raise config.broken(
             "encoder_config", f"is missing, or its model_type: it describes the encoder. {ADVICE}"

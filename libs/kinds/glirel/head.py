@@ -69,7 +69,7 @@ class EntityMarker(nn.Module):
         return self.out.forward(sides.relu())
 
 
-class DotScorer(nn.Module):
+class PairDotScorer(nn.Module):
     """The dot product of a pair's and a label's representation. The pairs' last layer is linear and
     folded into the labels.
     """
@@ -108,7 +108,7 @@ class ConcatScorer(nn.Module):
         )
 
     def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Score as `DotScorer` does."""
+        """Score as `PairDotScorer` does."""
         pairs = self.last.forward(hidden)
         return torch.cat([self._column(pairs, label) for label in labels], dim=1)
 
@@ -130,7 +130,7 @@ class PairHead(nn.Module):
         marker: EntityMarker,
         prompt: TwoLayers,
         inner: HeadLinear,
-        scorer: DotScorer | ConcatScorer,
+        scorer: PairDotScorer | ConcatScorer,
     ) -> None:
         super().__init__()
         self.reader, self.marker, self.prompt, self.inner, self.scorer = (

@@ -10,13 +10,13 @@ from libs.kinds.glirel.card import (
     TEXT_MARKER,
     read_glirel,
 )
-from libs.kinds.glirel.head import ConcatScorer, DotScorer, EntityMarker, PairHead
+from libs.kinds.glirel.head import ConcatScorer, EntityMarker, PairDotScorer, PairHead
 from libs.kinds.glirel.processor import GlirelProcessor
 from libs.models.text.heads.extraction.spans import TwoLayers
 from libs.models.text.heads.extraction.words import WordLstm, WordReader
 from libs.models.text.heads.state import HeadState, projection
 from libs.models.text.loading import text_loader
-from libs.models.text.parts import Built, Parts
+from libs.models.text.parts import Built, EncoderParts
 from libs.models.text.processing.extraction.words import WordFrame
 from libs.models.text.tokenising.tokenizer import load_tokenizer, need_tokens
 
@@ -27,7 +27,7 @@ where its configuration permits that.
 """
 
 
-def build(parts: Parts) -> Built:
+def build(parts: EncoderParts) -> Built:
     settings = read_glirel(parts.directory)
     size, file = settings.hidden, parts.file
     tokenizer = load_tokenizer(parts.root, lowercase=False)
@@ -43,7 +43,7 @@ def build(parts: Parts) -> Built:
     recurrent = WordLstm(state, "rnn.lstm", hidden=size, layers=1, device=parts.device, file=file)
     pair = TwoLayers(state, f"{_PAIRS}.out_project", size=size, inputs=size * 2, file=file)
     scorer = (
-        DotScorer(pair.outer)
+        PairDotScorer(pair.outer)
         if settings.scorer == "dot"
         else ConcatScorer(pair.outer, state, "scorer.proj", size=size, file=file)
     )

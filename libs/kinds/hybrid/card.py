@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from libs.catalog.card import Card, LateInteraction, Representation, Sparse
+from libs.catalog.card import Card, LateInteraction, Representation, SparseOutput
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import tensor_shape
 from libs.catalog.checkpoint.layout import LAYERS, layer_files
@@ -52,7 +52,7 @@ def hybrid(files: Checkpoint, card: Card) -> Card:
         card, representations=representations, scoring="hybrid", notes=pickled_layers(files)
     )
     if SPARSE_FILE in names:
-        found = replace(found, sparse=Sparse(columns(files)))
+        found = replace(found, sparse=SparseOutput(columns(files)))
     if TOKENS_FILE in names:
         found = replace(
             found, late=LateInteraction(leading=1), multi_vector_dimensions=_width(files)

@@ -11,7 +11,7 @@ from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.heads.sparse import LexicalHead
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.loading import text_loader
-from libs.models.text.parts import Built, Parts
+from libs.models.text.parts import Built, EncoderParts
 from libs.models.text.processing.embedding import EmbeddingProcessor
 from libs.models.text.span_head import add_span_head
 from libs.models.text.tokenising.late import LateFrame
@@ -22,7 +22,7 @@ from libs.models.weights import TensorFile
 _UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")
 
 
-def build(parts: Parts) -> Built:
+def build(parts: EncoderParts) -> Built:
     card, text = parts.card, parts.text()
     heads: dict[str, ModelHead] = {
         "dense": PooledHead(
@@ -43,7 +43,7 @@ def build(parts: Parts) -> Built:
     return Built(heads, EmbeddingProcessor(card, text, late, spans=spans), text.tokenizer)
 
 
-def _layer(parts: Parts, file: str, width: int, *, rectified: bool = False) -> HeadLinear:
+def _layer(parts: EncoderParts, file: str, width: int, *, rectified: bool = False) -> HeadLinear:
     tensors = TensorFile.open_file(parts.directory, file)
     state = {f"linear.{name}": tensors.read(name).to(parts.device) for name in tensors.names()}
     check_shape(state, "linear.weight", (width, parts.encoder.hidden_size), file)
@@ -56,7 +56,7 @@ def _layer(parts: Parts, file: str, width: int, *, rectified: bool = False) -> H
     return HeadLinear(state, "linear", "relu" if rectified else "identity")
 
 
-def _unused(parts: Parts, text: TextProcessor) -> set[int]:
+def _unused(parts: EncoderParts, text: TextProcessor) -> set[int]:
     ids = [text.token_id(special_token(parts.root, role)) for role in _UNUSED]
     return {number for number in ids if number is not None}
 

@@ -14,12 +14,12 @@ from typing import Final
 from libs.catalog.card import Card, Task
 from libs.catalog.checkpoint.chat import read_template
 from libs.catalog.checkpoint.files import (
-    Config,
+    CheckpointConfig,
     need_config,
     need_tokenizer,
     read_config,
 )
-from libs.kinds.kind import Kind, Place
+from libs.kinds.kind import CheckpointPlace, Kind
 
 FLORENCE: Final = "florence2"
 ENCODER_DECODER: Final = "vision-encoder-decoder"
@@ -48,7 +48,7 @@ _TASKS: Final[dict[str, tuple[Task, ...]]] = {
 }
 
 
-def is_image_generative(place: Place) -> bool:
+def is_image_generative(place: CheckpointPlace) -> bool:
     """Return True if a checkpoint is a model that reads images and generates text."""
     config, kind = read_config(place.directory, "config.json"), place.named
     if config is None or kind not in (None, "generative"):
@@ -58,7 +58,7 @@ def is_image_generative(place: Place) -> bool:
     return config.values.get("model_type") in (FLORENCE, ENCODER_DECODER)
 
 
-def _converses(directory: Path, config: Config) -> bool:
+def _converses(directory: Path, config: CheckpointConfig) -> bool:
     names = config.texts("architectures")
     if (
         not any(name.endswith("ForConditionalGeneration") for name in names)
@@ -68,7 +68,7 @@ def _converses(directory: Path, config: Config) -> bool:
     return (directory / GENERATION).is_file() and bool(read_template(directory))
 
 
-def image_generative_card(place: Place) -> Card:
+def image_generative_card(place: CheckpointPlace) -> Card:
     """Raise ModelBroken naming the file and the key at fault."""
     config = need_config(place.directory, "config.json")
     need_tokenizer(place.directory)
@@ -88,7 +88,7 @@ def image_generative_card(place: Place) -> Card:
     )
 
 
-def _conversation(place: Place, config: Config) -> Card:
+def _conversation(place: CheckpointPlace, config: CheckpointConfig) -> Card:
     texts = config.part("text_config") if "text_config" in config.values else config
     card = Card(
         model=place.model,

@@ -12,7 +12,7 @@ from libs.kinds.image_generative.card import ENCODER_DECODER, FLORENCE
 from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.settings import read_settings
 from libs.models.generation.model import GenerativeModel
-from libs.models.interface.source import Source
+from libs.models.interface.source import LoadArguments
 from libs.models.layers.spec import Config
 from libs.models.readers.conversation import ConversationReader, load_conversation
 from libs.models.readers.encoder_decoder import EncoderDecoderReader, load_encoder_decoder
@@ -22,7 +22,7 @@ from libs.models.text.loading import broken_tokenizer, without_int8
 from libs.models.text.tokenising.tokenizer import failing, largest_id
 
 
-def load(source: Source) -> GenerativeModel:
+def load(source: LoadArguments) -> GenerativeModel:
     """Load a generative model that reads images."""
     directory, device, memory_bytes = source.directory, source.device, source.memory_bytes
     card, dtype = without_int8(source.card(), device, source.dtype)

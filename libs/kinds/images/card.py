@@ -13,7 +13,7 @@ from typing import Final
 
 from libs.catalog.card import Card, Task
 from libs.catalog.checkpoint.files import (
-    Config,
+    CheckpointConfig,
     digest,
     need_config,
     need_tokenizer,
@@ -21,7 +21,7 @@ from libs.catalog.checkpoint.files import (
     read_json,
     tensor_files,
 )
-from libs.kinds.kind import Kind, Place
+from libs.kinds.kind import CheckpointPlace, Kind
 
 TEXTS_AND_IMAGES: Final = ("clip", "siglip", "siglip2")
 IMAGES_ALONE: Final = (
@@ -68,7 +68,7 @@ def is_open_clip(directory: Path) -> bool:
     )
 
 
-def describes_towers(config: Config | None) -> bool:
+def describes_towers(config: CheckpointConfig | None) -> bool:
     """Return True if config.json describes the encoders of a model of images and texts. That of
     Marqo's only names its code.
     """
@@ -77,7 +77,7 @@ def describes_towers(config: Config | None) -> bool:
     )
 
 
-def images_card(place: Place) -> Card:
+def images_card(place: CheckpointPlace) -> Card:
     """Raise ModelBroken naming the file and the key at fault."""
     directory, model, folder = place.directory, place.model, images_folder(place.directory)
     if folder is None or is_open_clip(directory):
@@ -104,7 +104,7 @@ def images_card(place: Place) -> Card:
     )
 
 
-def _open_clip_card(place: Place) -> Card:
+def _open_clip_card(place: CheckpointPlace) -> Card:
     """Return the card of an open_clip model. Unsupported ones, such as CLIP with open_clip's
     encoders, are refused when the model is loaded.
     """
@@ -138,7 +138,7 @@ def _folder(directory: Path) -> Path:
     )
 
 
-def _dimensions(config: Config, family: str) -> int:
+def _dimensions(config: CheckpointConfig, family: str) -> int:
     """Return the size of a vector. Missing keys have transformers' defaults, here and below."""
     if family == "clip":
         return config.number("projection_dim", 512)
@@ -152,7 +152,7 @@ def _dimensions(config: Config, family: str) -> int:
     return config.number("hidden_size", 384 if family == "dinov3_vit" else 768)
 
 
-def _text_tokens(config: Config, family: str) -> int:
+def _text_tokens(config: CheckpointConfig, family: str) -> int:
     key = (
         "text_config_dict"
         if family == "clip" and config.values.get("text_config_dict") is not None
@@ -161,7 +161,7 @@ def _text_tokens(config: Config, family: str) -> int:
     return config.part(key).number("max_position_embeddings", 77 if family == "clip" else 64)
 
 
-def _image_tokens(config: Config, family: str) -> int:
+def _image_tokens(config: CheckpointConfig, family: str) -> int:
     if family == "grounding-dino":
         return _MAX_PLACES
     if family in DETECTORS:

@@ -29,9 +29,9 @@ from libs.models.images.processor import IMAGE_HEAD, TEXT_HEAD, ImageProcessor, 
 from libs.models.images.texts import ImageModelTexts, read_texts
 from libs.models.interface.output_cache import OutputCache
 from libs.models.interface.processor import Processor
-from libs.models.interface.source import Source
+from libs.models.interface.source import LoadArguments
 from libs.models.runtime.backbone import Backbone
-from libs.models.runtime.loaded.peft import Names
+from libs.models.runtime.loaded.peft import TensorNames
 from libs.models.runtime.loaded.tiers import copying
 from libs.models.runtime.packed_model import PackedModel
 from libs.models.text.loading import TokenizerGuard, without_int8
@@ -40,7 +40,7 @@ from libs.models.text.tokens import TokenProcessor
 log = logging.getLogger(__name__)
 
 
-def load(source: Source) -> PackedModel:
+def load(source: LoadArguments) -> PackedModel:
     """Load an image model. LoRA adapters are refused when they are loaded. int8 is not supported:
     the model is loaded in the device's default type, and a warning is logged.
     """
@@ -50,7 +50,9 @@ def load(source: Source) -> PackedModel:
         card, backbones, processor, output_cache, texts = _load_parts(
             directory, card, dtype, device
         )
-        model = PackedModel(card, backbones, TokenizerGuard(processor), Names({}, (), {}), device)
+        model = PackedModel(
+            card, backbones, TokenizerGuard(processor), TensorNames({}, (), {}), device
+        )
         model.output_cache = output_cache
         model.tokens = None if texts is None else TokenProcessor(card, texts.tokenizer)
         if device.type != "cpu":

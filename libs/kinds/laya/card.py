@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.files import Config, need_config
+from libs.catalog.checkpoint.files import CheckpointConfig, need_config
 from libs.errors import ModelBroken
-from libs.kinds.kind import Kind, Place
+from libs.kinds.kind import CheckpointPlace, Kind
 
 FILE: Final = "rl_agent_config.json"
 ENCODER_FOLDER: Final = "encoder"
@@ -54,7 +54,7 @@ class Laya:
         return self.by_options.get(f"choice:{name}", self.temperature)
 
 
-def laya_card(place: Place) -> Card:
+def laya_card(place: CheckpointPlace) -> Card:
     directory = place.directory
     read_laya(directory)
     encoder = need_config(directory, _ENCODER_FILE)
@@ -98,7 +98,7 @@ def read_laya(directory: Path) -> Laya:
     )
 
 
-def _choices_temperature(config: Config) -> float:
+def _choices_temperature(config: CheckpointConfig) -> float:
     """Return the first of three: those of choices, of scores and of truths."""
     values = config.values.get("temperature", [1.0, 1.0, 1.0])
     if not isinstance(values, list) or len(values) != 3:
@@ -113,7 +113,7 @@ def _bounded(value: object) -> float:
     return min(_MAX_TEMPERATURE, max(_MIN_TEMPERATURE, float(value)))
 
 
-def _max_tokens(config: Config, encoder: Config) -> int:
+def _max_tokens(config: CheckpointConfig, encoder: CheckpointConfig) -> int:
     limit, positions = config.number("max_len", 512), encoder.number("max_position_embeddings")
     if limit < _MIN_TOKENS:
         raise config.broken(

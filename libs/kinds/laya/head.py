@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.kernels.attention.varlen import varlen_attention
-from libs.kernels.layout import Layout, to_device
+from libs.kernels.layout import BatchLayout, to_device
 from libs.models.interface.head import Array
 from libs.models.interface.packed import Packed, Rows
 from libs.models.interface.sequences import InputSequence, Output
@@ -54,7 +54,7 @@ class OptionsHead(nn.Module):
         self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
     ) -> tuple[Tensor, ...]:
         x = hidden.float() + self.kind
-        layout = Layout.from_lengths(batch.lengths, batch.lengths, hidden.device)
+        layout = BatchLayout.from_lengths(batch.lengths, batch.lengths, hidden.device)
         for layer in self.layers:
             x = layer(x, layout)
         starts = np.cumsum([0, *batch.lengths[:-1]])
@@ -88,7 +88,7 @@ class _Layer(nn.Module):
         self.down = linear_layer(state, f"{stem}.linear2", (size, 4 * size), file)
         self._heads = max(1, size // _HEAD_SIZE)
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+    def forward(self, x: Tensor, layout: BatchLayout) -> Tensor:
         """Apply the layer to [tokens, size] float32."""
         fused = self.qkv.forward(self.attention_norm.forward(x)).view(len(x), 3, self._heads, -1)
         q, k, v = fused.unbind(1)

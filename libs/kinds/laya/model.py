@@ -9,15 +9,15 @@ from tokenizers import Tokenizer
 from libs.errors import ModelBroken
 from libs.kinds.laya.card import FILE, TOKENIZER_FOLDER, read_laya
 from libs.kinds.laya.head import OptionsHead
-from libs.kinds.laya.processor import LayaProcessor, Marks
+from libs.kinds.laya.processor import LayaProcessor, MarkerTokens
 from libs.models.text.heads.state import HeadState
 from libs.models.text.loading import text_loader
-from libs.models.text.parts import Built, Parts
+from libs.models.text.parts import Built, EncoderParts
 from libs.models.text.tokenising.text import special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 
 
-def build(parts: Parts) -> Built:
+def build(parts: EncoderParts) -> Built:
     settings, size = read_laya(parts.directory), parts.encoder.hidden_size
     if parts.encoder.causal:
         raise ModelBroken(
@@ -38,12 +38,12 @@ def build(parts: Parts) -> Built:
     return Built({"options": head}, processor, tokenizer)
 
 
-def _marks(parts: Parts, tokenizer: Tokenizer) -> Marks:
+def _marks(parts: EncoderParts, tokenizer: Tokenizer) -> MarkerTokens:
     folder = parts.directory / TOKENIZER_FOLDER
     first, last, option = (
         _token(folder, tokenizer, role) for role in ("cls_token", "sep_token", "mask_token")
     )
-    return Marks(first, last, option, text=special_token(folder, "mask_token"))
+    return MarkerTokens(first, last, option, text=special_token(folder, "mask_token"))
 
 
 def _token(folder: Path, tokenizer: Tokenizer, role: str) -> int:

@@ -41,7 +41,7 @@ Ids = list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class MarkerTokens:
     """The special tokens of a sequence. `text` is the marker as a text, which texts of a request
     must not contain.
     """
@@ -63,7 +63,9 @@ class _Head:
 class LayaProcessor:
     """The processor of one model."""
 
-    def __init__(self, card: Card, settings: Laya, tokenizer: Tokenizer, marks: Marks) -> None:
+    def __init__(
+        self, card: Card, settings: Laya, tokenizer: Tokenizer, marks: MarkerTokens
+    ) -> None:
         self._card, self._settings, self._marks = card, settings, marks
         self._encode = partial(tokenizer.encode_batch_fast, add_special_tokens=False)
         self._cutter = Cutter(tokenizer)

@@ -15,7 +15,7 @@ from typing import Final
 
 from libs.catalog.card import Card, DenseModule, Expansion, LateInteraction
 from libs.catalog.checkpoint.checkpoint import Checkpoint
-from libs.catalog.checkpoint.files import Config, read_config, tensor_shape
+from libs.catalog.checkpoint.files import CheckpointConfig, read_config, tensor_shape
 from libs.catalog.checkpoint.vectors import dimensions, hidden_size
 from libs.errors import ModelBroken
 from libs.kinds.kind import in_layout
@@ -72,7 +72,7 @@ def multi_vector(files: Checkpoint, card: Card) -> Card:
     )
 
 
-def _is_pylate(top: Config) -> bool:
+def _is_pylate(top: CheckpointConfig) -> bool:
     """Return True if config_sentence_transformers.json is PyLate's; early versions of PyLate wrote
     no model_type.
     """
@@ -81,7 +81,7 @@ def _is_pylate(top: Config) -> bool:
 
 def _stanford(directory: Path) -> tuple[LateInteraction, dict[str, str]]:
     """Return settings and prompts of a checkpoint of Stanford's ColBERT (HF_ColBERT)."""
-    found = read_config(directory, "artifact.metadata") or Config("artifact.metadata", {})
+    found = read_config(directory, "artifact.metadata") or CheckpointConfig("artifact.metadata", {})
     prompts = {
         "query": f"{found.text('query_token_id') or '[unused0]'} ",
         "document": f"{found.text('doc_token_id') or '[unused1]'} ",
@@ -109,7 +109,7 @@ def _stanford_projection(files: Checkpoint) -> DenseModule:
     )
 
 
-def _pylate(top: Config) -> tuple[LateInteraction, dict[str, str]]:
+def _pylate(top: CheckpointConfig) -> tuple[LateInteraction, dict[str, str]]:
     """Settings and prompts of a PyLate checkpoint: prefixes are put before the prompts."""
     prompts = {
         name: text for name, text in top.part("prompts").values.items() if isinstance(text, str)
@@ -135,7 +135,7 @@ def _pylate(top: Config) -> tuple[LateInteraction, dict[str, str]]:
     return late, prompts
 
 
-def _native(sentence: Config, mask: Config | None) -> LateInteraction:
+def _native(sentence: CheckpointConfig, mask: CheckpointConfig | None) -> LateInteraction:
     """Settings of a checkpoint that sentence-transformers 6 wrote."""
     if mask is not None and mask.values.get("keep_only_token_ids"):
         raise mask.broken(
@@ -150,7 +150,7 @@ def _native(sentence: Config, mask: Config | None) -> LateInteraction:
     )
 
 
-def _native_expansion(sentence: Config) -> Expansion | None:
+def _native_expansion(sentence: CheckpointConfig) -> Expansion | None:
     if sentence.values.get("query_expansion") is None:
         return None
     found = sentence.part("query_expansion")

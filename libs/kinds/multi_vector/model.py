@@ -5,14 +5,14 @@ from __future__ import annotations
 from libs.models.text.heads.modules import dense_layers, linear_table
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.loading import text_loader
-from libs.models.text.parts import Built, Parts
+from libs.models.text.parts import Built, EncoderParts
 from libs.models.text.processing.chunking.span_pooling import SpanPooling
 from libs.models.text.processing.embedding import EmbeddingProcessor
 from libs.models.text.tokenising.late import LateFrame
 from libs.models.text.tokenising.text import special_token
 
 
-def build(parts: Parts) -> Built:
+def build(parts: EncoderParts) -> Built:
     card, text = parts.card, parts.text()
     layers = dense_layers(card, parts.directory, parts.state, parts.device)
     late = None

@@ -13,11 +13,11 @@ from typing import Final
 
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import (
-    Config,
+    CheckpointConfig,
     need_config,
     need_tokenizer,
 )
-from libs.kinds.kind import Kind, Place
+from libs.kinds.kind import CheckpointPlace, Kind
 
 MODEL_TYPE: Final = "nvembed"
 ENCODER_PREFIX: Final = "embedding_model."
@@ -40,7 +40,7 @@ class Latent:
     ends: bool
 
 
-def nvembed_card(place: Place) -> Card:
+def nvembed_card(place: CheckpointPlace) -> Card:
     directory = place.directory
     read_latent(directory)
     config = need_config(directory, "config.json")
@@ -85,7 +85,7 @@ def read_latent(directory: Path) -> Latent:
     return Latent(latents, heads, size, config.flag("add_eos", True))
 
 
-def _hidden(config: Config) -> int:
+def _hidden(config: CheckpointConfig) -> int:
     return config.part("text_config").number("hidden_size", _HIDDEN)
 
 

@@ -7,11 +7,11 @@ from libs.kinds.nvembed.head import LatentHead
 from libs.kinds.nvembed.processor import LatentProcessor
 from libs.models.text.heads.state import HeadState
 from libs.models.text.loading import text_loader
-from libs.models.text.parts import Built, Parts
+from libs.models.text.parts import Built, EncoderParts
 from libs.models.text.tokenising.text import special_token
 
 
-def build(parts: Parts) -> Built:
+def build(parts: EncoderParts) -> Built:
     """Every tensor outside the encoder belongs to the latent attention layer."""
     settings, state = (
         read_latent(parts.directory),

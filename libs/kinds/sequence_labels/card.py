@@ -16,7 +16,7 @@ from libs.catalog.card import (
 )
 from libs.catalog.checkpoint.chat import takes_messages, with_template
 from libs.catalog.checkpoint.checkpoint import Checkpoint
-from libs.catalog.checkpoint.files import Config
+from libs.catalog.checkpoint.files import CheckpointConfig
 from libs.catalog.checkpoint.modules import activation
 from libs.kinds.kind import in_layout
 
@@ -29,7 +29,7 @@ _ENTAILED = "entail"
 _POSITIVE_NAMES = ("positive", "relevant", "yes", "true", "1")
 
 
-def read_classes(config: Config) -> tuple[str, ...]:
+def read_classes(config: CheckpointConfig) -> tuple[str, ...]:
     """Return the names in id2label in the order of the logits; without names LABEL_0, LABEL_1 ...,
     as in transformers.
     """
@@ -82,7 +82,7 @@ def sequence_labels(files: Checkpoint, card: Card) -> Card:
     return with_template(files, card) if takes_messages(files) else card
 
 
-def _problem(config: Config) -> Problem:
+def _problem(config: CheckpointConfig) -> Problem:
     name = config.text("problem_type")
     if name and name not in _PROBLEMS:
         raise config.broken(

@@ -30,7 +30,7 @@ Pooling = Literal["first", "last", "mean", "late"]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LayerNames:
     """The names of the layers in the checkpoint (stems after the family's prefix; empty if absent),
     activation and pooling.
     """
@@ -50,38 +50,38 @@ class Layout:
     """The key of the number that divides logits."""
 
 
-_BERT = Layout("classifier", dense="pooler.dense", function="tanh")
-_ROBERTA = Layout("classifier.out_proj", dense="classifier.dense", function="tanh")
-_DEBERTA = Layout(
+_BERT = LayerNames("classifier", dense="pooler.dense", function="tanh")
+_ROBERTA = LayerNames("classifier.out_proj", dense="classifier.dense", function="tanh")
+_DEBERTA = LayerNames(
     "classifier", dense="pooler.dense", function="gelu", function_key="pooler_hidden_act"
 )
-_SEQ2SEQ = Layout(
+_SEQ2SEQ = LayerNames(
     "classification_head.out_proj",
     dense="classification_head.dense",
     function="tanh",
     pooling="last",
 )
-LANGUAGE_MODEL = Layout("score", pooling="last")
+LANGUAGE_MODEL = LayerNames("score", pooling="last")
 """Decoders classify their last token that is not `pad_token_id`, as transformers does
 (`PaddingTrimmer`).
 """
 
-_NEMOTRON = Layout("score", pooling="mean", pooling_key="pooling", divisor_key="temperature")
+_NEMOTRON = LayerNames("score", pooling="mean", pooling_key="pooling", divisor_key="temperature")
 """NVIDIA's bidirectional Llama (llama-nemotron-rerank), classified as in its own code."""
 
-LAYOUTS: dict[str, Layout] = {
-    "albert": Layout("classifier", dense="pooler", function="tanh"),
+LAYOUTS: dict[str, LayerNames] = {
+    "albert": LayerNames("classifier", dense="pooler", function="tanh"),
     "bart": _SEQ2SEQ,
     "bert": _BERT,
-    "distilbert": Layout("classifier", dense="pre_classifier", function="relu"),
-    "electra": Layout("classifier.out_proj", dense="classifier.dense", function="gelu"),
+    "distilbert": LayerNames("classifier", dense="pre_classifier", function="relu"),
+    "electra": LayerNames("classifier.out_proj", dense="classifier.dense", function="gelu"),
     "roberta": _ROBERTA,
     "roberta-prelayernorm": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
     "mpnet": _ROBERTA,
     "longformer": _ROBERTA,
-    "modernbert": Layout(
+    "modernbert": LayerNames(
         "classifier",
         dense="head.dense",
         function_key="classifier_activation",
@@ -89,7 +89,7 @@ LAYOUTS: dict[str, Layout] = {
         eps_key="norm_eps",
         pooling_key="classifier_pooling",
     ),
-    "eurobert": Layout(
+    "eurobert": LayerNames(
         "classifier",
         dense="dense",
         function="gelu",
@@ -125,7 +125,7 @@ class Classifier(nn.Module):
 
     def __init__(
         self,
-        layout: Layout,
+        layout: LayerNames,
         config: Config,
         state: Mapping[str, Tensor],
         hidden: int,
@@ -188,7 +188,7 @@ class LabelsHead(nn.Module):
         return split_rows(arrays[0])
 
 
-def text_layout(family: str) -> Layout:
+def text_layout(family: str) -> LayerNames:
     """Return a family's layout. Raises ModelBroken for a family with an unknown classifier of
     texts."""
     if family not in LAYOUTS:
@@ -199,19 +199,19 @@ def text_layout(family: str) -> Layout:
     return LAYOUTS[family]
 
 
-def token_layout(family: str) -> Layout:
+def token_layout(family: str) -> LayerNames:
     if family in _SCORE_OF_TOKENS or LAYOUTS.get(family) in (LANGUAGE_MODEL, _NEMOTRON):
-        return Layout("score")
-    return LAYOUTS[family] if family in _OF_TOKENS else Layout("classifier")
+        return LayerNames("score")
+    return LAYOUTS[family] if family in _OF_TOKENS else LayerNames("classifier")
 
 
-def tensor_table(layout: Layout) -> dict[str, HeadRule]:
+def tensor_table(layout: LayerNames) -> dict[str, HeadRule]:
     """Return the head's table of tensor names."""
     stems = {"classifier": layout.classifier, "dense": layout.dense, "norm": layout.norm}
     return {stem: ours for ours, stem in stems.items() if stem}
 
 
-def select_pooling(layout: Layout, config: Config) -> Pooling:
+def select_pooling(layout: LayerNames, config: Config) -> Pooling:
     """Return the pooling that config.json names, otherwise the layout's. Raises ModelBroken for an
     unknown value.
     """
@@ -233,7 +233,7 @@ def select_pooling(layout: Layout, config: Config) -> Pooling:
     return names[name]
 
 
-def _function(layout: Layout, config: Config) -> Callable[[Tensor], Tensor]:
+def _function(layout: LayerNames, config: Config) -> Callable[[Tensor], Tensor]:
     if layout.function_key:
         return activations.FUNCTIONS[config.activation(layout.function_key)]
     return linear.FUNCTIONS[layout.function]

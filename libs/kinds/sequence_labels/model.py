@@ -15,7 +15,7 @@ from libs.kinds.sequence_labels.nli import NliProcessor
 from libs.kinds.sequence_labels.processor import LabelsProcessor, PaddingTrimmer
 from libs.models.interface.processor import Processor
 from libs.models.text.loading import text_loader
-from libs.models.text.parts import Built, Parts
+from libs.models.text.parts import Built, EncoderParts
 from libs.models.text.tokenising.chat import ChatPairs
 from libs.models.weights import HeadRule
 
@@ -27,7 +27,7 @@ def head_table(card: Card) -> dict[str, HeadRule]:
     return tensor_table(text_layout(card.family))
 
 
-def build(parts: Parts) -> Built:
+def build(parts: EncoderParts) -> Built:
     card, layout, config = parts.card, text_layout(parts.card.family), parts.config
     classifier = Classifier(
         layout, config, parts.state, parts.encoder.hidden_size, len(card.classes), parts.file

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from libs.catalog.card import Card, Sparse, SparsePooling, SpladeActivation, StaticQueries
+from libs.catalog.card import Card, SparseOutput, SparsePooling, SpladeActivation, StaticQueries
 from libs.catalog.checkpoint.checkpoint import Checkpoint
-from libs.catalog.checkpoint.files import Config
+from libs.catalog.checkpoint.files import CheckpointConfig
 from libs.kinds.kind import in_layout
 
 # query token weights of opensearch's doc-only models older than sentence-transformers 5
@@ -55,7 +55,11 @@ def sparse(files: Checkpoint, card: Card) -> Card:
     queries = files.modules.static
     if queries is None and not files.modules.listed and (files.directory / _IDF).exists():
         queries = StaticQueries(folder="", file=_IDF)
-    found = splade(files.modules.splade) if files.modules.splade is not None else Sparse(columns=0)
+    found = (
+        splade(files.modules.splade)
+        if files.modules.splade is not None
+        else SparseOutput(columns=0)
+    )
     cosine = files.top.text("similarity_fn_name") == "cosine"
     return replace(
         card,
@@ -79,7 +83,7 @@ def columns(files: Checkpoint) -> int:
     return size
 
 
-def splade(config: Config) -> Sparse:
+def splade(config: CheckpointConfig) -> SparseOutput:
     """SpladePooling's settings; `columns` is set by the caller."""
     pooling = config.text("pooling_strategy", "max")
     activation = config.text("activation_function", "relu")
@@ -92,7 +96,7 @@ def splade(config: Config) -> Sparse:
             "activation_function",
             f"is {activation!r}, which is not one of {', '.join(_ACTIVATIONS)}",
         )
-    return Sparse(columns=0, pooling=_POOLINGS[pooling], activation=_ACTIVATIONS[activation])
+    return SparseOutput(columns=0, pooling=_POOLINGS[pooling], activation=_ACTIVATIONS[activation])
 
 
 KIND: Final = in_layout("sparse", is_sparse, sparse)

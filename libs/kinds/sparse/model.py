@@ -4,14 +4,14 @@ weights for queries.
 
 from __future__ import annotations
 
-from libs.catalog.card import Card, Sparse
+from libs.catalog.card import Card, SparseOutput
 from libs.catalog.checkpoint.files import need_config
 from libs.errors import ModelBroken
 from libs.models.layers.spec import Config
 from libs.models.text.heads.mlm import MlmTransform, decoder_bias, decoder_weight, mlm_table
 from libs.models.text.heads.sparse import SpladeHead
 from libs.models.text.loading import text_loader
-from libs.models.text.parts import Built, Parts
+from libs.models.text.parts import Built, EncoderParts
 from libs.models.text.processing.embedding import EmbeddingProcessor
 from libs.models.text.processing.static import load_lookup
 from libs.models.weights import HeadRule
@@ -21,7 +21,7 @@ def head_table(card: Card) -> dict[str, HeadRule]:
     return mlm_table(card.family)
 
 
-def build(parts: Parts) -> Built:
+def build(parts: EncoderParts) -> Built:
     card, sparse = parts.card, parts.card.sparse
     if sparse is None:
         raise ModelBroken(f"{card.model}: the card does not describe its sparse vectors")
@@ -43,7 +43,7 @@ def build(parts: Parts) -> Built:
     )
 
 
-def _head(parts: Parts, card: Sparse) -> SpladeHead:
+def _head(parts: EncoderParts, card: SparseOutput) -> SpladeHead:
     file = parts.file
     config = Config(need_config(parts.root, parts.card.encoder_file).values)
     table = parts.encoder.token_weight

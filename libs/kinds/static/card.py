@@ -13,7 +13,7 @@ from typing import Final
 
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import (
-    Config,
+    CheckpointConfig,
     digest,
     read_config,
     read_json,
@@ -23,7 +23,7 @@ from libs.catalog.checkpoint.files import (
 from libs.catalog.checkpoint.modules import Modules, read_modules, read_prompts
 from libs.catalog.checkpoint.vectors import dimensions, similarity
 from libs.errors import ModelBroken
-from libs.kinds.kind import Kind, Place
+from libs.kinds.kind import CheckpointPlace, Kind
 
 MODEL2VEC: Final = "model2vec"
 STATIC_EMBEDDING: Final = "static_embedding"
@@ -42,7 +42,7 @@ _MODULE: Final = ".StaticEmbedding"
 _TOP: Final = "config_sentence_transformers.json"
 
 
-def is_static(place: Place) -> bool:
+def is_static(place: CheckpointPlace) -> bool:
     """Return True if config.json is Model2Vec's, or modules.json names a StaticEmbedding."""
     if _model2vec_config(place.directory) is not None:
         return True
@@ -55,13 +55,13 @@ def is_static(place: Place) -> bool:
     return any(str(name).endswith(_MODULE) for name in types)
 
 
-def static_card(place: Place) -> Card:
+def static_card(place: CheckpointPlace) -> Card:
     """Return the card of a static embedder. Raises ModelBroken naming the file and the key or
     tensor at fault.
     """
     directory, model = place.directory, place.model
     config, modules = _model2vec_config(directory), read_modules(directory)
-    top = read_config(directory, _TOP) or Config(_TOP, {})
+    top = read_config(directory, _TOP) or CheckpointConfig(_TOP, {})
     card = static_embedding_card(directory, model, modules, top)
     if config is None:
         return card
@@ -73,7 +73,9 @@ def static_card(place: Place) -> Card:
     )
 
 
-def static_embedding_card(directory: Path, model: str, modules: Modules, top: Config) -> Card:
+def static_embedding_card(
+    directory: Path, model: str, modules: Modules, top: CheckpointConfig
+) -> Card:
     """Return the card of a StaticEmbedding and the modules after it.
 
     Args:
@@ -117,12 +119,12 @@ def static_embedding_card(directory: Path, model: str, modules: Modules, top: Co
     )
 
 
-def _model2vec_config(directory: Path) -> Config | None:
+def _model2vec_config(directory: Path) -> CheckpointConfig | None:
     config = read_config(directory, "config.json")
     return config if config is not None and config.values.get("model_type") == MODEL2VEC else None
 
 
-def _max_tokens(config: Config) -> int:
+def _max_tokens(config: CheckpointConfig) -> int:
     """Return Model2Vec's `max_length`: 512 where the key is missing, no limit where it is null."""
     if "max_length" in config.values and config.values["max_length"] is None:
         return MAX_TOKENS

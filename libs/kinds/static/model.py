@@ -7,9 +7,9 @@ from __future__ import annotations
 import torch
 
 from libs.kinds.static.parts import load_static_parts
-from libs.models.interface.source import Source
+from libs.models.interface.source import LoadArguments
 from libs.models.runtime.backbone import Backbone
-from libs.models.runtime.loaded.peft import Names
+from libs.models.runtime.loaded.peft import TensorNames
 from libs.models.runtime.loaded.tiers import copying
 from libs.models.runtime.packed_model import PackedModel
 from libs.models.text.loading import DTYPES, TextOnlyProcessor, TokenizerGuard, broken_tokenizer
@@ -18,7 +18,7 @@ from libs.models.text.tokens import TokenProcessor
 from libs.models.text.windows.processor import WindowedProcessor
 
 
-def load(source: Source) -> PackedModel:
+def load(source: LoadArguments) -> PackedModel:
     """Load a static embedding model.
 
     The table stays in float32 unless the catalog's card names a data type: a smaller type would not
@@ -32,7 +32,7 @@ def load(source: Source) -> PackedModel:
             card,
             (Backbone(parts.encoder, {"dense": parts.head}),),
             TokenizerGuard(TextOnlyProcessor(windowed)),
-            Names({}, (), {}),
+            TensorNames({}, (), {}),
             device,
         )
         model.tokens = TokenProcessor(card, parts.tokenizer, parts.limit)

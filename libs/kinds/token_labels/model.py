@@ -7,7 +7,7 @@ from libs.kinds.sequence_labels.head import Classifier, tensor_table, token_layo
 from libs.kinds.token_labels.processor import TaggingProcessor
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.loading import text_loader
-from libs.models.text.parts import Built, Parts
+from libs.models.text.parts import Built, EncoderParts
 from libs.models.weights import HeadRule
 
 
@@ -15,7 +15,7 @@ def head_table(card: Card) -> dict[str, HeadRule]:
     return tensor_table(token_layout(card.family))
 
 
-def build(parts: Parts) -> Built:
+def build(parts: EncoderParts) -> Built:
     card, layout = parts.card, token_layout(parts.card.family)
     classifier = Classifier(
         layout, parts.config, parts.state, parts.encoder.hidden_size, len(card.classes), parts.file

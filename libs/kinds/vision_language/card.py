@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
-from libs.catalog.card import Card, Scoring, Sparse, StaticQueries
+from libs.catalog.card import Card, Scoring, SparseOutput, StaticQueries
 from libs.catalog.checkpoint.adapter import FILE as ADAPTER
 from libs.catalog.checkpoint.adapter import WEIGHTS as ADAPTER_WEIGHTS
 from libs.catalog.checkpoint.adapter import read_base_model
 from libs.catalog.checkpoint.files import (
-    Config,
+    CheckpointConfig,
     digest,
     need_config,
     read_config,
@@ -26,7 +26,7 @@ from libs.catalog.checkpoint.files import (
     tensor_shape,
 )
 from libs.errors import ModelBroken
-from libs.kinds.kind import Kind, Place
+from libs.kinds.kind import CheckpointPlace, Kind
 
 MODEL_TYPES: Final = (
     "colpali", "idefics3", "smolvlm", "modernvbert", "colmodernvbert", "qwen2_vl", "qwen2_5_vl",
@@ -106,7 +106,7 @@ def is_merged(directory: Path, base: Path | None) -> bool:
     )
 
 
-def vision_language_card(place: Place) -> Card:
+def vision_language_card(place: CheckpointPlace) -> Card:
     """The catalog may name the kind "multi_vector", "dense" or "yes_no". Raises ModelBroken naming
     the file and the key at fault.
     """
@@ -151,9 +151,9 @@ def vision_language_card(place: Place) -> Card:
 
 def _sparse(directory: Path, card: Card, columns: int) -> Card:
     """V-SPLADE's: pages are its documents, and texts its queries."""
-    top = read_config(directory, _SENTENCE) or Config(_SENTENCE, {})
+    top = read_config(directory, _SENTENCE) or CheckpointConfig(_SENTENCE, {})
     queries = StaticQueries(folder="", file=_WEIGHTS, default=True)
-    found = Sparse(columns, strongest=top.number("max_active_dims"), queries=queries)
+    found = SparseOutput(columns, strongest=top.number("max_active_dims"), queries=queries)
     scoring: Scoring = "sparse_cosine" if top.text("similarity_fn_name") == "cosine" else "dot"
     return replace(card, sparse=found, scoring=scoring, normalize=False)
 
@@ -166,11 +166,11 @@ def _digest(directory: Path, base: Path | None, form: Form) -> str:
     return own[:6] + digest(base, files, tensor_files(base, ""))[:6]
 
 
-def _width(texts: Config) -> int:
+def _width(texts: CheckpointConfig) -> int:
     return texts.number("hidden_size", 0)
 
 
-def _vector_width(config: Config, texts: Config, family: str) -> int:
+def _vector_width(config: CheckpointConfig, texts: CheckpointConfig, family: str) -> int:
     if family == "qwen3_vl_nemotron_embed":
         return _width(texts)
     return (

@@ -15,7 +15,7 @@ from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_lang
 from libs.models.images.vlm.prices import image_size, max_tower_tokens
 from libs.models.images.vlm.processor import PartsProcessor
 from libs.models.interface.output_cache import OutputCache
-from libs.models.interface.source import Source
+from libs.models.interface.source import LoadArguments
 from libs.models.runtime.loaded.tiers import copying
 from libs.models.runtime.packed_model import PackedModel
 from libs.models.text.heads.linear import HeadLinear
@@ -24,7 +24,7 @@ from libs.models.text.loading import TokenizerGuard, without_int8
 from libs.models.text.tokens import TokenProcessor
 
 
-def load(source: Source) -> PackedModel:
+def load(source: LoadArguments) -> PackedModel:
     """Load the model. int8 is not supported for images: the model is loaded in the device's default
     type, and a warning is logged.
     """

@@ -14,7 +14,7 @@ from typing import Final
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.chat import takes_messages, with_template
 from libs.catalog.checkpoint.checkpoint import Checkpoint
-from libs.catalog.checkpoint.files import Config
+from libs.catalog.checkpoint.files import CheckpointConfig
 from libs.catalog.checkpoint.modules import activation
 from libs.errors import ModelBroken
 from libs.kinds.kind import in_layout
@@ -62,7 +62,7 @@ def need_answers(card: Card) -> None:
 _ADVICE = "a card of the catalog can do so, by `detect` with"
 
 
-def _answers(score: Config) -> tuple[int, ...]:
+def _answers(score: CheckpointConfig) -> tuple[int, ...]:
     if score.values.get("true_token_id") is None:
         raise score.broken("true_token_id", "is missing: it must be the id of the token for yes")
     yes = score.number("true_token_id")

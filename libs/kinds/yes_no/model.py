@@ -15,7 +15,7 @@ from libs.kinds.sequence_labels.processor import LabelsProcessor
 from libs.models.text.families.decoders.gemma2 import final_softcap
 from libs.models.text.heads.answer import AnswerHead
 from libs.models.text.loading import text_loader
-from libs.models.text.parts import Built, Parts
+from libs.models.text.parts import Built, EncoderParts
 from libs.models.text.tokenising.chat import ChatPairs
 from libs.models.text.tokenising.text import TextProcessor
 from libs.models.weights import HeadRule, InFile
@@ -25,14 +25,14 @@ def head_table(card: Card) -> dict[str, HeadRule]:
     return {} if card.tied else {"lm_head": InFile("lm_head")}
 
 
-def build(parts: Parts) -> Built:
+def build(parts: EncoderParts) -> Built:
     text = parts.text()
     pairs = ChatPairs(parts.card, parts.root, text, shares=parts.encoder.shares_prefixes)
     head = AnswerHead(_rows(parts, text), final_softcap(parts.config))
     return Built({"logits": head}, LabelsProcessor(parts.card, text, pairs), text.tokenizer)
 
 
-def _rows(parts: Parts, text: TextProcessor) -> Tensor:
+def _rows(parts: EncoderParts, text: TextProcessor) -> Tensor:
     """Return [answers, hidden] float32, from the head's table or, without one, from the token
     embeddings.
     """

@@ -9,7 +9,7 @@ import torch
 
 from libs.catalog.checkpoint.files import need_config
 from libs.models.generation.decoding.language_model import LanguageModel
-from libs.models.generation.decoding.settings import Settings, read_settings
+from libs.models.generation.decoding.settings import DecodeSettings, read_settings
 from libs.models.generation.families import bart, causal, t5
 from libs.models.layers.spec import Config
 from libs.models.weights import TensorFile
@@ -25,7 +25,7 @@ class GenerativeFamily(Protocol):
         self,
         config: Config,
         tensors: TensorFile,
-        settings: Settings,
+        settings: DecodeSettings,
         dtype: torch.dtype,
         device: torch.device,
     ) -> LanguageModel: ...

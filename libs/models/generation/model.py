@@ -19,7 +19,7 @@ from libs.kernels.attention.paged import PAGE, pages_for
 from libs.models.generation.decoding.graphs import SEQUENCES, StepGraphs
 from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.loop import DecodeLoop, compile_kernels
-from libs.models.generation.decoding.sequences import DecodeSequence, Request, pages_needed
+from libs.models.generation.decoding.sequences import DecodeSequence, SequenceRequest, pages_needed
 from libs.models.generation.reader import Reader
 from libs.models.generation.stops import stable_text
 from libs.models.interface.results import ExtractResult, Result
@@ -85,7 +85,7 @@ class _Generation:
     """A sequence in progress. `decoding` None: it waits for memory for its keys and values."""
 
     sequence: InputSequence
-    request: Request
+    request: SequenceRequest
     decoding: DecodeSequence | None = None
     ids: list[int] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)

@@ -19,8 +19,8 @@ from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
 from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.rules import Ids
-from libs.models.generation.decoding.sequences import Request
-from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.sequences import SequenceRequest
+from libs.models.generation.decoding.settings import DecodeSettings
 from libs.models.generation.grammars import FIELD, Grammar, parse_answer
 from libs.models.generation.stops import StopStrings, text_before_stop
 from libs.models.generation.tools import FIELD as TOOLS_FIELD
@@ -46,8 +46,8 @@ text.
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
     """Generation options of one sequence: the `InputSequence.input` of readers of texts and
-    conversations. Attributes that are not listed here are as in `Request`; grammar and `ends` are
-    the job's, the seed is the sequence's.
+    conversations. Attributes that are not listed here are as in `SequenceRequest`; grammar and
+    `ends` are the job's, the seed is the sequence's.
 
     Attributes:
         most: Maximum tokens of the answer, 0 for the checkpoint's number.
@@ -55,7 +55,7 @@ class GenerationOptions:
 
     most: int
     grammar: Grammar | None = None
-    settings: Settings | None = None
+    settings: DecodeSettings | None = None
     ends: StopStrings | None = None
     top_logprobs: int | None = None
     seed: bytes = b""
@@ -72,11 +72,11 @@ class GenerationOptions:
         states: Tensor | None = None,
         given: GivenRows | None = None,
         axes: Ids | None = None,
-    ) -> Request:
+    ) -> SequenceRequest:
         """Build a request with the grammar at its beginning, since a sequence may be generated
         again.
         """
-        return Request(
+        return SequenceRequest(
             prompt=prompt,
             states=states,
             most=self.most or None,
@@ -91,7 +91,7 @@ class GenerationOptions:
 
 
 def generation_options(
-    work: TextWork, card: Card, settings: Settings, decode: Decode, grammar: Grammar | None
+    work: TextWork, card: Card, settings: DecodeSettings, decode: Decode, grammar: Grammar | None
 ) -> list[GenerationOptions]:
     """Return the options of each item. Raises TaskNotSupported.
 
@@ -113,7 +113,7 @@ def generation_options(
     return [replace(same, seed=seed) for seed in work.seeds or (b"",) * len(work.texts)]
 
 
-def sampled_settings(settings: Settings, sampling: Sampling) -> Settings:
+def sampled_settings(settings: DecodeSettings, sampling: Sampling) -> DecodeSettings:
     """Apply a request's sampling to the checkpoint's settings. Sampling turns beam search off."""
     given = {name: value for name in _SAMPLING if (value := getattr(sampling, name)) is not None}
     temperature = sampling.temperature
@@ -156,9 +156,9 @@ def refuse_sampling(work: GenerationWork, card: Card) -> None:
     """
     if not isinstance(work, TextWork):
         return
-    own = sampled_settings(Settings(), work.sampling)
+    own = sampled_settings(DecodeSettings(), work.sampling)
     is_set = {
-        "text.sampling": replace(own, top_k=0, top_p=1.0, min_p=0.0) != Settings(),
+        "text.sampling": replace(own, top_k=0, top_p=1.0, min_p=0.0) != DecodeSettings(),
         "text.stop": bool(work.stops),
         "text.top_logprobs": work.top_logprobs is not None,
         "text.raw_prompt": work.raw_prompt,
@@ -286,12 +286,14 @@ class Reader(Protocol):
         milliseconds.
         """
 
-    def plan(self, sequence: InputSequence) -> Request:
+    def plan(self, sequence: InputSequence) -> SequenceRequest:
         """Build a request of the same size as `requests` does, without the rows of an encoder or a
         vision tower: those of `states` are empty.
         """
 
-    def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
+    def requests(
+        self, sequences: list[InputSequence], yield_point: YieldPoint
+    ) -> list[SequenceRequest]:
         """Build the requests of the decode loop, running the batch's encoder or vision tower."""
 
     def can_stream(self, notes: object) -> bool:

@@ -13,7 +13,7 @@ from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
 from libs.models.generation.chat import ChatTemplate, Message
 from libs.models.generation.decoding.language_model import LanguageModel
-from libs.models.generation.decoding.sequences import Request
+from libs.models.generation.decoding.sequences import SequenceRequest
 from libs.models.generation.grammars import Grammar, Grammars
 from libs.models.generation.reader import (
     INCOMPLETE,
@@ -114,13 +114,15 @@ class TextReader:
             return self._grammars.compile_tools(work, self.tool_form)
         return self._grammars.compile_schema(work.json_schema)
 
-    def plan(self, sequence: InputSequence) -> Request:
+    def plan(self, sequence: InputSequence) -> SequenceRequest:
         options = GenerationOptions.from_sequence(sequence)
         if self.language_model.encoder is None:
             return options.request(sequence.ids)
         return options.request(states=empty_states(sequence))
 
-    def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
+    def requests(
+        self, sequences: list[InputSequence], yield_point: YieldPoint
+    ) -> list[SequenceRequest]:
         planned = list(map(self.plan, sequences))
         if self.language_model.encoder is None:
             return planned

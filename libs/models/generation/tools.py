@@ -106,7 +106,7 @@ def tool_form(template: str) -> ToolForm | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class CallMarks:
     """Token ids of the marks around calls.
 
     Attributes:
@@ -141,7 +141,7 @@ def has_strict_function(work: TextWork) -> bool:
 
 
 def grammar_source(
-    work: TextWork, form: ToolForm, marks: Marks, options: Mapping[str, object]
+    work: TextWork, form: ToolForm, marks: CallMarks, options: Mapping[str, object]
 ) -> str | None:
     """Return a grammar in llguidance's Lark format; None for free text that `ToolForm.read` parses.
 

@@ -33,7 +33,7 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP", "AVIF")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ImageLimits:
     """Limits of an image file.
 
     Attributes:
@@ -48,7 +48,7 @@ class Limits:
     side: int = 1 << 17
 
 
-LIMITS: Final = Limits()
+LIMITS: Final = ImageLimits()
 
 _STRIP_PIXELS: Final = 1 << 20
 """Number of pixels that are composited on white at a time."""
@@ -87,7 +87,7 @@ _READER_ERRORS = (
 )
 
 
-def header_size(data: bytes, field: str, limits: Limits = LIMITS) -> tuple[int, int]:
+def header_size(data: bytes, field: str, limits: ImageLimits = LIMITS) -> tuple[int, int]:
     """Return height and width of the image that `decode` would return, from the file's header.
 
     Raises as `decode`. A PNG with its orientation after its pixels is measured as it is stored.
@@ -99,7 +99,7 @@ def header_size(data: bytes, field: str, limits: Limits = LIMITS) -> tuple[int, 
         return (width, height) if _orientation(image) >= 5 else (height, width)
 
 
-def decode(data: bytes, field: str, limits: Limits = LIMITS) -> Pixels:
+def decode(data: bytes, field: str, limits: ImageLimits = LIMITS) -> Pixels:
     """Decode the first image of a file. `field`: the item's path in the request, for errors.
 
     Raises InvalidInput for a file that is too large, truncated, damaged or not in FORMATS.
@@ -109,7 +109,7 @@ def decode(data: bytes, field: str, limits: Limits = LIMITS) -> Pixels:
 
 
 @contextmanager
-def decoding(data: bytes, field: str, limits: Limits = LIMITS) -> Iterator[Image.Image]:
+def decoding(data: bytes, field: str, limits: ImageLimits = LIMITS) -> Iterator[Image.Image]:
     """Decode like `decode`, but to an RGB image for a resizer: each copy to an array or back takes
     0.7 ms a megapixel.
 
@@ -134,7 +134,7 @@ def decoding(data: bytes, field: str, limits: Limits = LIMITS) -> Iterator[Image
 
 
 @contextmanager
-def _opened(data: bytes, field: str, limits: Limits) -> Iterator[Image.Image]:
+def _opened(data: bytes, field: str, limits: ImageLimits) -> Iterator[Image.Image]:
     """Open an image, read its header and check the limits. Errors of its reader become
     InvalidInput.
     """
@@ -168,7 +168,7 @@ def _opened(data: bytes, field: str, limits: Limits) -> Iterator[Image.Image]:
         ) from error
 
 
-def _too_many(found: str, field: str, limits: Limits) -> InvalidInput:
+def _too_many(found: str, field: str, limits: ImageLimits) -> InvalidInput:
     return InvalidInput(
         f"the image has {found} pixels; at most {limits.pixels:,} are allowed. Send a smaller copy",
         field=field,

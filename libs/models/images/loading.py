@@ -18,7 +18,7 @@ from libs.kernels.linear.packed import PackedLinear
 from libs.kinds.images.card import is_open_clip
 from libs.models import weights
 from libs.models.images.families import clip, dinov2, dinov3, open_clip, siglip, siglip2, vit
-from libs.models.images.families.family import Family, State, TowerSpec
+from libs.models.images.families.family import ImageFamily, State, TowerSpec
 from libs.models.images.patches import ImageInput, PatchEmbedding, PatchRows, PatchSpec
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.embeddings import TokenEmbedding
@@ -29,7 +29,7 @@ from libs.models.runtime.backbone import Backbone
 from libs.models.text.registry import prepare
 from libs.models.weights import HeadRule, TensorFile
 
-_FAMILIES: Final[tuple[Family, ...]] = (clip, dinov2, dinov3, siglip, siglip2, vit)
+_FAMILIES: Final[tuple[ImageFamily, ...]] = (clip, dinov2, dinov3, siglip, siglip2, vit)
 _PROCESSOR_FILE: Final = "preprocessor_config.json"
 _WHOLE_PROCESSOR_FILE: Final = "processor_config.json"  # of transformers 5, in `image_processor`
 

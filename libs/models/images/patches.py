@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.errors import InvalidInput
-from libs.models.images.decoding import LIMITS, Limits, decoding, header_size
+from libs.models.images.decoding import LIMITS, ImageLimits, decoding, header_size
 from libs.models.images.processing import ImageProcessing
 from libs.models.interface.packed import Packed
 from libs.models.interface.sequences import InputRows, InputSequence
@@ -288,7 +288,7 @@ class ImageInput:
 
     processing: ImageProcessing
     patches: PatchSpec
-    limits: Limits = LIMITS
+    limits: ImageLimits = LIMITS
 
     def tokens(self, data: bytes, field: str) -> int:
         """Return the image's number of tokens from its header. Raises InvalidInput if it is

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from libs.kernels.layout import Layout, ends, to_device, upload
+from libs.kernels.layout import BatchLayout, ends, to_device, upload
 
 Ids = npt.NDArray[np.int32]
 Axes = npt.NDArray[np.int32] | npt.NDArray[np.float32]
@@ -54,13 +54,13 @@ class Packed:
     )
     type_ids: Tensor | None  # [tokens] int32; None: all of segment 0
     lengths: tuple[int, ...]
-    layout: Layout  # every token is a query
+    layout: BatchLayout  # every token is a query
     key_rows: (
         Tensor | None
     )  # [keys] int32: the rows that are keys, in the layout's order; None for all, each one time
     keys: tuple[int, ...]  # number of keys of each sequence
     given: GivenRows | None = None  # None: the input of every token is its id
-    one_row: Layout | None = None  # cached result of `row_layout`; None: computed on request
+    one_row: BatchLayout | None = None  # cached result of `row_layout`; None: computed on request
     axes: Tensor | None = (
         # [axes, tokens] int32 or float32: positions in several dimensions; None: `positions` in all
         None
@@ -68,7 +68,7 @@ class Packed:
     wholes: tuple[
         int, ...
     ] = ()  # token counts of the whole sequences that these are parts of; empty: `keys`
-    windows: Layout | None = (
+    windows: BatchLayout | None = (
         None  # the windows of an image as sequences, for layers with windowed attention
     )
     cu_rows: Tensor | None = (
@@ -141,7 +141,7 @@ class Packed:
             positions=found["positions"],
             type_ids=found.get("types"),
             lengths=lengths,
-            layout=Layout.at(
+            layout=BatchLayout.at(
                 found["cu_queries"], found.get("cu_keys", found["cu_queries"]), lengths, keys
             ),
             key_rows=found.get("key_rows"),
@@ -150,7 +150,7 @@ class Packed:
             if values is None
             else GivenRows(_rows_at(places or (), starts, device), values, tuple(deeper)),
             axes=_axes(axes or (), positions, lengths, device),
-            windows=None if windows is None else Layout.from_lengths(windows, windows, device),
+            windows=None if windows is None else BatchLayout.from_lengths(windows, windows, device),
             cu_rows=found.get("cu_rows"),
         )
 
@@ -163,12 +163,12 @@ class Packed:
         """Return the index of one row of each sequence: [sequences] int32."""
         return self.cu_seqlens[:-1] if which == "first" else self.cu_seqlens[1:] - 1
 
-    def row_layout(self) -> Layout:
+    def row_layout(self) -> BatchLayout:
         """Return the layout of one query per sequence, which attends to the sequence's keys."""
         ones = (1,) * len(self.lengths)
         if self.cu_rows is not None:
-            return Layout.at(self.cu_rows, self.layout.cu_keys, ones, self.keys)
-        return self.one_row or Layout.from_lengths(ones, self.keys, self.ids.device)
+            return BatchLayout.at(self.cu_rows, self.layout.cu_keys, ones, self.keys)
+        return self.one_row or BatchLayout.from_lengths(ones, self.keys, self.ids.device)
 
 
 def _rows_at(places: Sequence[Ids | None], starts: Ids, device: torch.device | str) -> Tensor:

@@ -69,7 +69,7 @@ def finish_rows(
     return processor.finish_rows(prepared, outputs, first, most_bytes)
 
 
-class Tokens(Protocol):
+class TokenizerWork(Protocol):
     """The work of a model's tokenizer without a forward. Thread-safe."""
 
     def prepare(self, work: TokenWork, check_cancelled: CancelCheck) -> Prepared:

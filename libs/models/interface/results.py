@@ -17,7 +17,7 @@ from libs.models.interface.work import DataType
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredArray:
     """An array as tensor.proto stores it.
 
     Attributes:
@@ -42,7 +42,7 @@ class RaggedRows:
     the first 0.
     """
 
-    values: Stored
+    values: StoredArray
     offsets: list[int]
 
 
@@ -55,7 +55,7 @@ class SparseRows:
     columns: int
     offsets: list[int]
     indices: NDArray[np.uint32]
-    values: Stored
+    values: StoredArray
     truncated: bool = False
     """True if a row had more numbers than its share of the answer holds. The largest are kept."""
 
@@ -89,7 +89,7 @@ class EncodeResult:
     are None.
     """
 
-    dense: Stored | None = None  # [texts or chunks, dimensions]
+    dense: StoredArray | None = None  # [texts or chunks, dimensions]
     sparse: SparseRows | None = None
     multi_vector: RaggedRows | None = None
     chunks: Chunks | None = None

@@ -13,7 +13,7 @@ from libs.catalog.overrides import Overrides
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class LoadArguments:
     """The arguments of `libs.models.load_served_model`, which describes them."""
 
     directory: Path
@@ -28,7 +28,7 @@ class Source:
         """Read the card. Raises ModelBroken as `read_card` does."""
         return read_card(self.directory, self.model_id, self.overrides, self.base)
 
-    def in_float32(self) -> Source:
+    def in_float32(self) -> LoadArguments:
         """Return the same model on the CPU in float32, whatever type its card names."""
         wide = None if self.overrides is None else replace(self.overrides, dtype="float32")
         return replace(self, device=torch.device("cpu"), dtype=torch.float32, overrides=wide)

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from libs.models.layers.embeddings import Table
+from libs.models.layers.embeddings import EmbeddingTable
 from libs.models.layers.encoder import PositionBias
 from libs.models.layers.spec import Config
 
@@ -28,7 +28,7 @@ class BucketBias(PositionBias):
 
     def __init__(self, buckets: int, heads: int, *, reach: int, farthest: int = 128) -> None:
         super().__init__()
-        self.buckets = Table(buckets, heads)
+        self.buckets = EmbeddingTable(buckets, heads)
         self._reach, self._farthest = reach, farthest
         self.register_buffer("table", None, persistent=False)
 

@@ -26,7 +26,7 @@ class StateShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class CarriedWindow:
     """The rows of a batch, each sequence with the `before` rows that precede it.
 
     Attributes:
@@ -56,7 +56,7 @@ class Carried:
     lengths: tuple[int, ...]
     slots: Tensor
     resumed: Tensor | None
-    _windows: dict[int, Window] = field(default_factory=dict, repr=False)
+    _windows: dict[int, CarriedWindow] = field(default_factory=dict, repr=False)
     _written: list[tuple[Tensor, Tensor]] = field(default_factory=list, repr=False)
 
     @staticmethod
@@ -95,14 +95,14 @@ class Carried:
             memory.index_copy_(0, self.slots, state)
         self._written.clear()
 
-    def window(self, before: int) -> Window:
+    def window(self, before: int) -> CarriedWindow:
         """Return the rows of the batch with `before` earlier ones of each sequence."""
         made = self._windows.get(before)
         if made is None:
             made = self._windows[before] = self._window(before)
         return made
 
-    def _window(self, before: int) -> Window:
+    def _window(self, before: int) -> CarriedWindow:
         new = np.asarray(self.lengths)
         sizes = new + before
         ends = np.cumsum(sizes)
@@ -115,7 +115,7 @@ class Carried:
             sequences * before + positions,
         )
         last = (ends[:, None] - before + np.arange(before)).reshape(-1)
-        return Window(
+        return CarriedWindow(
             *(
                 to_device(each, self.slots.device, np.int64)
                 for each in (rows, positions, np.flatnonzero(is_own), last)

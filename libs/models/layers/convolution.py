@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 from libs.kernels.linear.packed import PackedLinear
 from libs.models.interface.packed import Packed
 from libs.models.layers.carried import Carried, StateShape
@@ -112,7 +112,7 @@ class ShortConvolution(Attention):
         return after * self.conv.resume(before * values, memory[0], carried)
 
     def forward_rows(
-        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: BatchLayout
     ) -> Tensor:
         return self.forward(x, batch, shared).index_select(0, rows)
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from libs.kernels.attention.varlen import varlen_attention
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 from libs.kernels.linear.packed import PackedLinear
 from libs.models.interface.packed import Packed, Rows
 from libs.models.interface.sequences import YieldPoint, never_yield
-from libs.models.layers.embeddings import InputLayer, Table
+from libs.models.layers.embeddings import EmbeddingTable, InputLayer
 from libs.models.layers.encoder import (
     Attention,
     AttentionType,
@@ -95,13 +95,21 @@ class CrossLayer(Layer):
         )
 
     def decode_rows(
-        self, x: Tensor, states: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+        self,
+        x: Tensor,
+        states: Tensor,
+        batch: Packed,
+        shared: Shared,
+        rows: Tensor,
+        layout: BatchLayout,
     ) -> Tensor:
         """Run `decode` for one row of each sequence and return [sequences, hidden]."""
         mixed = self.attn.forward_rows(self.before_attention(x), batch, shared, rows, layout)
         return self._attend_states(x.index_select(0, rows), mixed, states, layout)
 
-    def _attend_states(self, x: Tensor, mixed: Tensor, states: Tensor, layout: Layout) -> Tensor:
+    def _attend_states(
+        self, x: Tensor, mixed: Tensor, states: Tensor, layout: BatchLayout
+    ) -> Tensor:
         x, queries = self.after_self(x, mixed)
         seen = varlen_attention(queries, *self.keys(states), layout, scale=self.cross.scale)
         return self.after_cross(x, seen.flatten(1))
@@ -157,7 +165,7 @@ class DecoderEmbedding(nn.Module):
 
     def __init__(self, spec: EncoderSpec, positions: int, offset: int) -> None:
         super().__init__()
-        self.position, self.norm = Table(positions, spec.hidden), Norm(spec)
+        self.position, self.norm = EmbeddingTable(positions, spec.hidden), Norm(spec)
         self._offset = offset
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -193,7 +201,7 @@ class Decoder(nn.Module):
         self,
         states: Tensor,
         batch: Packed,
-        table: Table,
+        table: EmbeddingTable,
         rows: Rows | None = None,
         yield_point: YieldPoint = never_yield,
     ) -> Tensor:
@@ -248,9 +256,9 @@ class EncoderDecoder(PackedEncoder):
         return self.decoder.forward(states, batch, self.table, rows, yield_point)
 
     @property
-    def table(self) -> Table:
+    def table(self) -> EmbeddingTable:
         """Return the token vectors that encoder and decoder share."""
         table = self.embed.get_submodule("token")
-        if not isinstance(table, Table):
+        if not isinstance(table, EmbeddingTable):
             raise TypeError("the encoder takes no token ids")
         return table

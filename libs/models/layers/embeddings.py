@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from libs.kernels import native
 from libs.kernels.linear.int8 import quantise_rows
-from libs.kernels.linear.lora import Delta
+from libs.kernels.linear.lora import LoraUpdates
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.rows.norms import layer_norm
 from libs.models.interface.packed import Packed
 from libs.models.layers.spec import EmbeddingSpec
 
 
-class Table(nn.Module):
+class EmbeddingTable(nn.Module):
     """A lookup table.
 
     It holds `weight` [rows, size], or in int8 `codes` and `scales` [rows] float32. `delta` is the
@@ -27,7 +27,7 @@ class Table(nn.Module):
         self.weight: Tensor = nn.Parameter(torch.empty(rows, size), requires_grad=False)
         self.codes: Tensor | None
         self.scales: Tensor | None
-        self.delta: Delta | None = None
+        self.delta: LoraUpdates | None = None
         self.register_buffer("codes", None, persistent=False)
         self.register_buffer("scales", None, persistent=False)
 
@@ -82,9 +82,9 @@ class TokenEmbedding(InputLayer):
     def __init__(self, spec: EmbeddingSpec) -> None:
         super().__init__()
         size = spec.size
-        self.token = Table(spec.vocabulary, size)
-        self.position = Table(spec.positions, size) if spec.table else None
-        self.segment = Table(spec.segments, size) if spec.segments else None
+        self.token = EmbeddingTable(spec.vocabulary, size)
+        self.position = EmbeddingTable(spec.positions, size) if spec.table else None
+        self.segment = EmbeddingTable(spec.segments, size) if spec.segments else None
         hidden = size if spec.hidden is None else spec.hidden
         width = hidden if spec.norm_last else size
         self.norm = (
@@ -110,13 +110,12 @@ class TokenEmbedding(InputLayer):
     def add_segments(self, weight: Tensor) -> None:
         """Give an encoder without segments a segment table, [segments, size]."""
         self.segments = len(weight)
-        self.segment = Table(self.segments, weight.shape[1])
+        self.segment = EmbeddingTable(self.segments, weight.shape[1])
         self.segment.weight = nn.Parameter(weight.to(self.token.weight.dtype), requires_grad=False)
 
     def prepare(self) -> None:
         """Fold the offset, and the vector of segment 0 that nearly every token has, into the
-        position
-        table. Call it after loading.
+        position table. Call it after loading.
         """
         if self.position is not None:
             places = self.position.weight[self._offset :]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from libs.kernels.attention.varlen import varlen_attention
-from libs.kernels.layout import Layout, to_device
+from libs.kernels.layout import BatchLayout, to_device
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.native import layer as native_layer
 from libs.kernels.native.library import native
@@ -151,7 +151,7 @@ class Attention(nn.Module):
         return self.mix(q, k, v, batch, batch.layout, shared)
 
     def forward_rows(
-        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: BatchLayout
     ) -> Tensor:
         """Attend with one query row of each sequence: [tokens, hidden] to [sequences, heads *
         head_size].
@@ -160,7 +160,7 @@ class Attention(nn.Module):
         return self.mix(q.index_select(0, rows), k, v, batch, layout, shared)
 
     def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: BatchLayout, shared: Shared
     ) -> Tensor:
         """Attend from queries [queries, heads, head_size] to keys and values, [tokens, kv_heads,
         head_size] each, and return [queries, heads * head_size].
@@ -182,8 +182,7 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         """Project [tokens, hidden] to queries [tokens, heads, head_size], and keys and values
-        [tokens,
-        kv_heads, head_size].
+        [tokens, kv_heads, head_size].
         """
         fused = self.qkv.forward(x).view(-1, sum(self.parts), self.head_size)
         # Queries and keys are adjacent in the fused projection, which may be changed in place:
@@ -322,8 +321,8 @@ class Layer(nn.Module):
         def linear(one: PackedLinear) -> native_layer.Linear:
             return native_layer.Linear(one.panels, one.bias, one.inputs, one.outputs)
 
-        def norm(one: Norm) -> native_layer.Norm:
-            return native_layer.Norm(one.weight, one.bias)
+        def norm(one: Norm) -> native_layer.NormWeights:
+            return native_layer.NormWeights(one.weight, one.bias)
 
         return native_layer.LayerParts(
             qkv=linear(attn.qkv),
@@ -355,7 +354,7 @@ class Layer(nn.Module):
         batch: Packed,
         shared: Shared,
         rows: Tensor | None,
-        layout: Layout,
+        layout: BatchLayout,
         pages: native_layer.LayerPages | None = None,
     ) -> Tensor | None:
         """Run `forward`, or with `rows` `forward_rows`, in one call of the native library.
@@ -390,7 +389,7 @@ class Layer(nn.Module):
         return self.after_attention(x, self.attn.forward(self.before_attention(x), batch, shared))
 
     def forward_rows(
-        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: BatchLayout
     ) -> Tensor:
         """Apply the layer to one row of each sequence. The other rows only supply keys and values.
 
@@ -466,8 +465,7 @@ class PositionBias(nn.Module):
 
 class PackedEncoder(nn.Module):
     """Map a packed batch to hidden states. The input layer decides whether the input is token ids
-    or
-    given rows.
+    or given rows.
 
     `max_positions` is the number of tokens of the longest sequence.
     """
@@ -481,7 +479,7 @@ class PackedEncoder(nn.Module):
         attention: AttentionType = Attention,
         layer: LayerType | None = None,
     ) -> None:
-        """Without `layer`, `spec.norm` names the kind of layer."""
+        """Build the layers of a spec. Without `layer`, `spec.norm` names the kind of layer."""
         super().__init__()
         self.hidden_size, self.max_positions = spec.hidden, embed.max_positions
         self.causal = spec.causal
@@ -501,8 +499,7 @@ class PackedEncoder(nn.Module):
             (each.rope.long_from for each in spec.layers if each.rope is not None), default=0
         )
         """Sequences of more tokens use other rotary frequencies from their first token on
-        (LongRoPE); 0
-        if all lengths use the same.
+        (LongRoPE); 0 if all lengths use the same.
         """
         self._ropes = tuple(
             dict.fromkeys(each.rope for each in spec.layers if each.rope is not None)
@@ -584,8 +581,7 @@ class PackedEncoder(nn.Module):
         """Return hidden states [tokens, hidden] in the encoder's type.
 
         With `rows`, return only one row of each sequence, in order: [sequences, hidden]. The last
-        layer
-        then skips most of its work where the family allows it.
+        layer then skips most of its work where the family allows it.
         """
         shared = self.shared(batch)
         short = rows in self._short

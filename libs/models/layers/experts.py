@@ -8,8 +8,7 @@ top-k experts.
   and
    device. There, all experts compute all tokens in two matrix products, and unchosen experts are
    weighted with 0. That costs experts / used times the arithmetic, but apart from the router no
-   more
-   launches than a plain feed-forward.
+   more launches than a plain feed-forward.
 """
 
 from __future__ import annotations
@@ -119,9 +118,8 @@ class GatedExperts(nn.Module):
     biases everywhere, and gate and up clamped.
 
     Shares are the router's softmax over the chosen experts only (gpt-oss). Where all experts
-    compute
-    all tokens, tokens are computed in blocks of ROWS, because the inner states of all experts are
-    large.
+    compute all tokens, tokens are computed in blocks of ROWS, because the inner states of all
+    experts are large.
     """
 
     ROWS: Final = 256

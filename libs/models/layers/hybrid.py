@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.rows.rope import rotate
 from libs.models.interface.packed import Packed
@@ -42,7 +42,7 @@ class GatedAttention(Attention):
         return self.mix(q, k, v, batch, batch.layout, shared) * gate
 
     def forward_rows(
-        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: BatchLayout
     ) -> Tensor:
         q, k, v, gate = self.project_gated(x, shared)
         return self.mix(q.index_select(0, rows), k, v, batch, layout, shared) * gate.index_select(
@@ -149,7 +149,7 @@ class GatedDeltaNet(Attention):
         return (normed * functional.silu(gate.float()).view_as(normed)).to(dtype).flatten(1)
 
     def forward_rows(
-        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: BatchLayout
     ) -> Tensor:
         return self.forward(x, batch, shared).index_select(0, rows)
 

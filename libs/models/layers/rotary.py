@@ -3,8 +3,7 @@ with rotary positions.
 
 Scalings are in `rope_parameters`, flat or with an entry for each layer type (transformers 5), or in
 `rope_scaling` (older). The formulas follow transformers' modeling_rope_utils step by step in
-float32,
-so that frequencies agree to the last bit.
+float32, so that frequencies agree to the last bit.
 """
 
 from __future__ import annotations
@@ -94,8 +93,7 @@ def _axes(values: Config, pairs: int) -> tuple[int, ...]:
 
 def _plain(base: float, size: int) -> Tensor:
     """Return RoFormer's base^(-2i / size) (arXiv 2104.09864): float32 [size / 2], on the CPU even
-    if
-    the model is built on another device.
+    if the model is built on another device.
     """
     return 1.0 / base ** _exponents(size)
 
@@ -135,8 +133,7 @@ def _ntk(values: Config, config: Config, base: float, size: int) -> tuple[Tensor
 
 def _yarn(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
     """Scale by YaRN (arXiv 2309.00071): interpolate low frequencies, keep high ones, with a linear
-    ramp
-    between them.
+    ramp between them.
     """
     original = _original_length(values, config)
     factor = (
@@ -165,8 +162,7 @@ def _yarn(values: Config, config: Config, base: float, size: int) -> tuple[Tenso
 
 def _yarn_factor(values: Config, factor: float) -> float:
     """Return YaRN's attention factor on cos and sin: the given one, the paper's, or DeepSeek's
-    ratio of
-    two.
+    ratio of two.
     """
 
     def scale(weight: float) -> float:
@@ -198,8 +194,7 @@ def _llama3(values: Config, config: Config, base: float, size: int) -> tuple[Ten
 
 def _longrope(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
     """Scale by LongRoPE (arXiv 2402.13753), for sequences within the original context: each pair
-    has
-    its own factor.
+    has its own factor.
     """
     original = _original_length(values, config)
     factor = values.positive("factor", config.size("max_position_embeddings") / original)
@@ -229,8 +224,7 @@ def _slowed(key: str, values: Config, base: float, size: int) -> Tensor:
 
 def _original_length(values: Config, config: Config) -> int:
     """Return the context length before RoPE scaling. config.json's top-level key takes precedence,
-    as in
-    transformers.
+    as in transformers.
     """
     inner = values.size("original_max_position_embeddings", config.size("max_position_embeddings"))
     return config.size("original_max_position_embeddings", inner)

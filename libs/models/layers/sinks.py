@@ -2,8 +2,7 @@
 belongs to no token (gpt-oss).
 
 No kernel of `libs/kernels` supports sinks. The window makes them cheap without one: tokens are
-divided
-into blocks as long as the window, and each block attends to itself and its two neighbours.
+divided into blocks as long as the window, and each block attends to itself and its two neighbours.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 from libs.kernels.rows.rope import rotate
 from libs.models.interface.packed import Packed
 from libs.models.layers.encoder import Attention, Shared
@@ -27,8 +26,7 @@ _BLOCKS: Final = 32
 
 class SinkAttention(Attention):
     """Bidirectional windowed attention with sinks. Rotary positions rotate dimensions 2i and 2i + 1
-    of
-    a head.
+    of a head.
     """
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
@@ -49,12 +47,12 @@ class SinkAttention(Attention):
         return q, k, v
 
     def forward_rows(
-        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: BatchLayout
     ) -> Tensor:
         return self.forward(x, batch, shared).index_select(0, rows)
 
     def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: BatchLayout, shared: Shared
     ) -> Tensor:
         if self.window is None:
             raise ValueError("attention with sinks needs a window")

@@ -1,6 +1,5 @@
 """The specification of an encoder, as data, and the typed reader of a checkpoint's config.json,
-from
-which families build it.
+from which families build it.
 """
 
 from __future__ import annotations
@@ -141,8 +140,7 @@ class EncoderSpec:
     layers: tuple[LayerSpec, ...]
     norm: Literal["post", "pre", "sandwich"]
     """Place of the norms: after each residual add (post), before each block and once at the end
-    (pre),
-    or before and after each block inside the residual (sandwich)."""
+    (pre), or before and after each block inside the residual (sandwich)."""
     norm_eps: float
     activation: Activation
     final_eps: float | None = None  # of the norm at the end; None: as norm_eps
@@ -182,8 +180,7 @@ class Config:
         self, values: Mapping[str, object], place: str = "", file: str = "config.json"
     ) -> None:
         """`place` and `file` are for messages: the keys that lead to these values (empty for the
-        whole
-        file), and the file's name.
+        whole file), and the file's name.
         """
         self._values, self._place, self._file = values, place, file
 

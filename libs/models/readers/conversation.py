@@ -21,8 +21,8 @@ from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupporte
 from libs.kernels.layout import to_device
 from libs.models.generation.chat import ChatTemplate, Message
 from libs.models.generation.decoding.language_model import LanguageHead, LanguageModel
-from libs.models.generation.decoding.sequences import Request
-from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.sequences import SequenceRequest
+from libs.models.generation.decoding.settings import DecodeSettings
 from libs.models.generation.grammars import Grammars
 from libs.models.generation.reader import (
     INCOMPLETE,
@@ -87,7 +87,7 @@ _PLAIN: Final = "A <b>text</b>,\n  in \\lines\\ " + "and more " * 300 + "end"
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ConversationFrame:
     """The frame that a chat template puts around a user's message."""
 
     prompts: Prompts
@@ -99,7 +99,7 @@ class Conversation:
     """The template of conversations with turns; None if turns are not supported."""
 
     @staticmethod
-    def from_card(card: Card, root: Path, mark: str) -> Conversation:
+    def from_card(card: Card, root: Path, mark: str) -> ConversationFrame:
         """Read the frame from the card's chat template.
 
         Raises ModelBroken for a template without a place for an image and a text, or that changes
@@ -138,7 +138,7 @@ class Conversation:
             template = ChatTemplate(replace(card, message_parts=True), root)
         except ModelBroken:  # the check of turns is stricter than this one
             template = None
-        return Conversation(
+        return ConversationFrame(
             Prompts(TextFrame(first, after), words, words, lead=lead), strips, mark, template
         )
 
@@ -185,7 +185,7 @@ class ConversationModel:
 
     language_model: LanguageModel
     parts: VisionLanguageModel
-    conversation: Conversation
+    conversation: ConversationFrame
     tokenizer: Tokenizer
 
     @property
@@ -198,12 +198,12 @@ def load_conversation(
     directory: Path,
     card: Card,
     config: Config,
-    settings: Settings,
+    settings: DecodeSettings,
     dtype: torch.dtype,
     device: torch.device,
 ) -> ConversationModel:
     """Load the model. Raises ModelBroken with the file and the key or tensor at fault."""
-    conversation = Conversation.from_card(card, directory, _MARKS[card.family])
+    conversation = ConversationFrame.from_card(card, directory, _MARKS[card.family])
     loaded = load_vision_language(
         directory, dtype=dtype, device=device, use="write", prompts=conversation.prompts
     )
@@ -299,12 +299,14 @@ class ConversationReader:
             found.append(replace(sequence, ids=ids, input=own))
         return found, None
 
-    def plan(self, sequence: InputSequence) -> Request:
+    def plan(self, sequence: InputSequence) -> SequenceRequest:
         axes = None if sequence.axes is None else sequence.axes.astype(np.int32, copy=False)
         return GenerationOptions.from_sequence(sequence).request(sequence.ids, axes=axes)
 
     @torch.inference_mode()
-    def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
+    def requests(
+        self, sequences: list[InputSequence], yield_point: YieldPoint
+    ) -> list[SequenceRequest]:
         tower, rows = (
             self.language_model.tower,
             [each.rows for each in sequences if each.rows is not None],

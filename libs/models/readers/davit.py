@@ -24,7 +24,7 @@ _COLOURS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DavitStage:
     """A stage of the encoder, which begins with a convolution to a smaller map."""
 
     width: int
@@ -48,7 +48,7 @@ class Stage:
 class DavitSpec:
     """The settings of the image encoder."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[DavitStage, ...]
     window: int
     """Side of a window, in places."""
     ratio: float
@@ -80,7 +80,7 @@ class DavitSpec:
                 raise config.unsupported(key, "they do not divide the widths of the stages")
         return DavitSpec(
             stages=tuple(
-                Stage(*each)
+                DavitStage(*each)
                 for each in zip(
                     widths, depths, heads, groups, patches, strides, paddings, first, strict=True
                 )
@@ -174,7 +174,7 @@ class _Reduction(nn.Module):
     It maps [images, rows, columns, source] to [..., width].
     """
 
-    def __init__(self, stage: Stage, source: int) -> None:
+    def __init__(self, stage: DavitStage, source: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(source, stage.width, stage.patch, stage.stride, stage.padding)
         self.norm = nn.LayerNorm(source if stage.norm_first else stage.width)
@@ -191,7 +191,7 @@ class _Block(nn.Module):
     norm; each has its residual.
     """
 
-    def __init__(self, spec: DavitSpec, stage: Stage, *, windows: bool) -> None:
+    def __init__(self, spec: DavitSpec, stage: DavitStage, *, windows: bool) -> None:
         super().__init__()
         width = stage.width
         self.conv1, self.conv2 = (
@@ -263,7 +263,7 @@ def _neighbours(conv: nn.Conv2d, x: Tensor) -> Tensor:
     return x + conv.forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
-class Projector(nn.Module):
+class DavitProjector(nn.Module):
     """Map the last map to rows of the language model's input: the mean of all places, then each
     place.
 

@@ -22,8 +22,8 @@ from libs.catalog.card import Card, ImageSize
 from libs.errors import InputTooLong, ModelBroken, TaskNotSupported
 from libs.models import weights
 from libs.models.generation.decoding.language_model import LanguageModel
-from libs.models.generation.decoding.sequences import Request
-from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.sequences import SequenceRequest
+from libs.models.generation.decoding.settings import DecodeSettings
 from libs.models.generation.families import bart
 from libs.models.generation.grammars import fits
 from libs.models.generation.reader import (
@@ -124,7 +124,7 @@ class _Patches(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderDecoder:
+class VisionEncoderDecoder:
     """A loaded vision-encoder-decoder model."""
 
     language_model: LanguageModel
@@ -146,8 +146,12 @@ class EncoderDecoder:
 
 
 def load_encoder_decoder(
-    directory: Path, config: Config, settings: Settings, dtype: torch.dtype, device: torch.device
-) -> EncoderDecoder:
+    directory: Path,
+    config: Config,
+    settings: DecodeSettings,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> VisionEncoderDecoder:
     """Load the model. Raises ModelBroken with the file and the key or tensor at fault."""
     encoder, decoder = config.part("encoder"), config.part("decoder")
     kind = encoder.text("model_type")
@@ -187,12 +191,14 @@ def load_encoder_decoder(
     )
     modules = [each for each in (images, project) if isinstance(each, nn.Module)]
     language_model.tower = nn.ModuleList(modules)
-    return EncoderDecoder(language_model, images, processing, tokenizer, tokens, project, prompt)
+    return VisionEncoderDecoder(
+        language_model, images, processing, tokenizer, tokens, project, prompt
+    )
 
 
 def _settings(
-    settings: Settings, config: Config, decoder: Config, tokenizer: Tokenizer
-) -> Settings:
+    settings: DecodeSettings, config: Config, decoder: Config, tokenizer: Tokenizer
+) -> DecodeSettings:
     """Read generation_config.json. The model's or the decoder's configuration supplies missing
     settings.
     """
@@ -287,7 +293,7 @@ class EncoderDecoderReader:
     for each state.
     """
 
-    def __init__(self, card: Card, model: EncoderDecoder) -> None:
+    def __init__(self, card: Card, model: VisionEncoderDecoder) -> None:
         self.language_model, self.tool_form = model.language_model, None
         self._card, self._model, self.tokenizer = card, model, model.tokenizer
         added = [token.content for token in model.tokenizer.get_added_tokens_decoder().values()]
@@ -336,10 +342,12 @@ class EncoderDecoderReader:
             )
         return found, prompt
 
-    def plan(self, sequence: InputSequence) -> Request:
+    def plan(self, sequence: InputSequence) -> SequenceRequest:
         return _request(empty_states(sequence), sequence)
 
-    def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
+    def requests(
+        self, sequences: list[InputSequence], yield_point: YieldPoint
+    ) -> list[SequenceRequest]:
         states = self._model.images.states(
             [each.rows.values for each in sequences if each.rows is not None], yield_point
         )
@@ -390,10 +398,10 @@ class _Asked:
     """Maximum tokens of the answer; 0 for the checkpoint's maximum."""
 
 
-def _request(states: Tensor, sequence: InputSequence) -> Request:
+def _request(states: Tensor, sequence: InputSequence) -> SequenceRequest:
     asked = sequence.input
     if not isinstance(asked, _Asked):
         raise TypeError("`input` must be that of `prepare`")
-    return Request(
+    return SequenceRequest(
         np.array(asked.prompt, np.int32) if asked.prompt else None, states, asked.most or None
     )

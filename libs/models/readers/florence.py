@@ -20,8 +20,8 @@ from libs.catalog.checkpoint.files import read_config
 from libs.errors import InputTooLong, ModelBroken
 from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.rules import Ids
-from libs.models.generation.decoding.sequences import Request
-from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.sequences import SequenceRequest
+from libs.models.generation.decoding.settings import DecodeSettings
 from libs.models.generation.families import bart
 from libs.models.generation.reader import (
     INCOMPLETE,
@@ -38,7 +38,7 @@ from libs.models.interface.sequences import GeneratedIds, InputRows, InputSequen
 from libs.models.interface.work import CancelCheck, GenerationWork, RegionsWork, items_as_parts
 from libs.models.layers.meta import on_meta
 from libs.models.layers.spec import Config
-from libs.models.readers.davit import Davit, DavitSpec, Projector, rename
+from libs.models.readers.davit import Davit, DavitProjector, DavitSpec, rename
 from libs.models.readers.florence_tasks import (
     BANNED,
     BINS,
@@ -68,7 +68,7 @@ class _Images(nn.Module):
     def __init__(self, spec: DavitSpec, hidden: int, places: int, frames: int) -> None:
         super().__init__()
         self.tower = Davit(spec)
-        self.projector = Projector(spec.width, hidden, places, frames)
+        self.projector = DavitProjector(spec.width, hidden, places, frames)
 
     def forward(self, pixels: Tensor, yield_point: YieldPoint) -> Tensor:
         """Map normalised [images, 3, height, width] to [images, tokens, hidden]."""
@@ -96,7 +96,11 @@ class Florence:
 
 
 def load_florence(
-    directory: Path, config: Config, settings: Settings, dtype: torch.dtype, device: torch.device
+    directory: Path,
+    config: Config,
+    settings: DecodeSettings,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Florence:
     """Load a checkpoint of Microsoft's layout or of transformers'.
 
@@ -272,11 +276,13 @@ class FlorenceReader:
             notes.append(_Asked(item, form, image.width, image.height))
         return found, notes
 
-    def plan(self, sequence: InputSequence) -> Request:
-        return Request(states=empty_states(sequence), most=_most(sequence))
+    def plan(self, sequence: InputSequence) -> SequenceRequest:
+        return SequenceRequest(states=empty_states(sequence), most=_most(sequence))
 
     @torch.inference_mode()
-    def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
+    def requests(
+        self, sequences: list[InputSequence], yield_point: YieldPoint
+    ) -> list[SequenceRequest]:
         encoder = self.language_model.encoder
         if encoder is None:
             raise TypeError("Florence-2 has an encoder")

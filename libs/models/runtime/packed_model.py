@@ -22,7 +22,7 @@ from libs.models.interface.head import Compacts, ModelHead, PreemptedHead, Reads
 from libs.models.interface.output_cache import FindOutput, OutputCache
 from libs.models.interface.packed import Packed
 from libs.models.interface.pending import DeviceQueue, Submission
-from libs.models.interface.processor import Processor, Tokens, finish_rows, prepare_parts
+from libs.models.interface.processor import Processor, TokenizerWork, finish_rows, prepare_parts
 from libs.models.interface.results import EncodeResult, ExtractResult, Result
 from libs.models.interface.sequences import (
     Head,
@@ -49,7 +49,7 @@ from libs.models.runtime.graphs.capture import PendingCopy
 from libs.models.runtime.graphs.graphs import Graphs, Replayed
 from libs.models.runtime.loaded.cuda_queue import cuda_queue
 from libs.models.runtime.loaded.lora import Adapters
-from libs.models.runtime.loaded.peft import Names
+from libs.models.runtime.loaded.peft import TensorNames
 from libs.models.runtime.loaded.probe import activation_bytes_per_token, image_bytes
 from libs.models.runtime.loaded.tasks import add_own_adapters
 from libs.models.runtime.loaded.tiers import Arena, ParkedModel, copying, find_tensors, sharing
@@ -72,7 +72,7 @@ class PackedModel:
         card: Card,
         backbones: Sequence[Backbone],
         processor: Processor,
-        names: Names,
+        names: TensorNames,
         device: torch.device,
         base: Callable[[], TensorFile] | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class PackedModel:
         )
         self.max_tower_tokens = 0
         """Tokens, within the tower, of its largest input."""
-        self.tokens: Tokens | None = None
+        self.tokens: TokenizerWork | None = None
         """The processor of the tokenizer; None if the model reads no texts."""
         self.output_cache: OutputCache | None = None
         """Looks up outputs of items with images; None if the model has no outputs to cache."""
@@ -182,7 +182,7 @@ class PackedModel:
             )
 
     @property
-    def _own_tokens(self) -> Tokens:
+    def _own_tokens(self) -> TokenizerWork:
         if self.tokens is None:
             raise TaskNotSupported(
                 f"{self.card.model} reads no text, so it has no tokenizer", field="model"

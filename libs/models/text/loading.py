@@ -13,23 +13,23 @@ from pathlib import Path
 import torch
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.files import Config, need_config
+from libs.catalog.checkpoint.files import CheckpointConfig, need_config
 from libs.catalog.checkpoint.tasks import OwnAdapters, read_own_adapters
 from libs.errors import InvalidInput, ModelBroken
 from libs.kernels.linear import int8 as kernels
 from libs.models.interface.processor import Processor, finish_rows, prepare_parts
 from libs.models.interface.results import EncodeResult, Result
 from libs.models.interface.sequences import Output, Prepared
-from libs.models.interface.source import Source
+from libs.models.interface.source import LoadArguments
 from libs.models.interface.work import CancelCheck, EncodeWork, ModelWork
 from libs.models.runtime.backbone import Backbone
-from libs.models.runtime.loaded.peft import Names
+from libs.models.runtime.loaded.peft import TensorNames
 from libs.models.runtime.loaded.tasks import without_parametrizations
 from libs.models.runtime.loaded.tiers import copying
 from libs.models.runtime.packed_model import PackedModel
 from libs.models.runtime.precision import int8
 from libs.models.text.checks import refuse_parts
-from libs.models.text.parts import Built, Parts
+from libs.models.text.parts import Built, EncoderParts
 from libs.models.text.registry import build_encoder, default_dtype, layer_names
 from libs.models.text.tokenising.tokenizer import failing
 from libs.models.text.tokens import TokenProcessor
@@ -42,9 +42,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def text_loader(
-    build: Callable[[Parts], Built],
+    build: Callable[[EncoderParts], Built],
     head_table: Callable[[Card], Mapping[str, HeadRule]] = lambda card: {},
-) -> Callable[[Source], PackedModel]:
+) -> Callable[[LoadArguments], PackedModel]:
     """Return the function that loads models of a kind that is an encoder of texts and what follows
     it.
 
@@ -54,7 +54,7 @@ def text_loader(
         head_table: Returns the stems of the head's tensors among the encoder's, by the card.
     """
 
-    def load(source: Source) -> PackedModel:
+    def load(source: LoadArguments) -> PackedModel:
         with failing(broken_tokenizer):
             model, is_float32 = _load(source, build, head_table)
         if not is_float32:
@@ -65,8 +65,8 @@ def text_loader(
 
 
 def _load(
-    source: Source,
-    build: Callable[[Parts], Built],
+    source: LoadArguments,
+    build: Callable[[EncoderParts], Built],
     head_table: Callable[[Card], Mapping[str, HeadRule]],
 ) -> tuple[PackedModel, bool]:
     """Return the model, and whether all its weights are float32."""
@@ -75,7 +75,9 @@ def _load(
     own, factors, rest = _tensors(directory, card)
     config = encoder_config(directory, card)
     adapters = (
-        read_own_adapters(Config("config.json", config)) if card.own_adapters else OwnAdapters()
+        read_own_adapters(CheckpointConfig("config.json", config))
+        if card.own_adapters
+        else OwnAdapters()
     )
     with copying(device):
         tables = head_table(card)
@@ -84,10 +86,10 @@ def _load(
         )
         card = replace(card, max_tokens=min(card.max_tokens, encoder.max_positions))
         table, prefixes = layer_names(config)
-        names = Names(
+        names = TensorNames(
             table, (*prefixes, *(card.encoder_prefix + prefix for prefix in prefixes)), tables
         )
-        built = build(Parts(card, directory, encoder, state, rest, device, quantised))
+        built = build(EncoderParts(card, directory, encoder, state, rest, device, quantised))
         backbones, processor = (
             (Backbone(encoder, built.heads), *built.backbones),
             TokenizerGuard(

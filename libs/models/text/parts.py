@@ -37,7 +37,7 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class EncoderParts:
     """A loaded encoder and the rest of its checkpoint."""
 
     card: Card

@@ -55,7 +55,7 @@ from libs.models.text.families.seq2seq import bart, t5, t5_classifier
 from libs.models.weights import HeadRule, Rule, TensorFile
 
 
-class Family(Protocol):
+class TextFamily(Protocol):
     """The interface of a module in `families`."""
 
     @property
@@ -94,7 +94,7 @@ class _Prepares(Protocol):
     def prepare(self) -> None: ...
 
 
-_FAMILIES: tuple[Family, ...] = (
+_FAMILIES: tuple[TextFamily, ...] = (
     albert,
     bart,
     bert,
@@ -189,7 +189,7 @@ def layer_names(config: Mapping[str, object]) -> tuple[Mapping[str, Rule], tuple
     ) else family.WEIGHTS, family.PREFIXES
 
 
-def empty_encoder(config: Config) -> tuple[PackedEncoder, Family]:
+def empty_encoder(config: Config) -> tuple[PackedEncoder, TextFamily]:
     """Return the encoder that config.json describes, on the meta device, and its family."""
     family = _find_family(config)
     encoder = on_meta(lambda: family.build(config), "encoder")
@@ -198,9 +198,9 @@ def empty_encoder(config: Config) -> tuple[PackedEncoder, Family]:
     return encoder, family
 
 
-def _find_family(config: Config) -> Family:
+def _find_family(config: Config) -> TextFamily:
     named = [family for family in _FAMILIES if config.text("model_type") in family.MODEL_TYPES]
-    own: list[Family] = [
+    own: list[TextFamily] = [
         family for family in named if isinstance(family, _Claims) and family.claims(config)
     ]
     own += [family for family in named if not isinstance(family, _Claims)]

@@ -7,11 +7,11 @@ import torch
 from libs.models.interface.head import ModelHead
 from libs.models.text.heads.modules import dense_layers
 from libs.models.text.heads.spans import SpanHead
-from libs.models.text.parts import Parts
+from libs.models.text.parts import EncoderParts
 from libs.models.text.processing.chunking.span_pooling import SPANS_HEAD, SpanPooling
 
 
-def add_span_head(heads: dict[str, ModelHead], parts: Parts) -> SpanPooling:
+def add_span_head(heads: dict[str, ModelHead], parts: EncoderParts) -> SpanPooling:
     """Add the head to a model's heads, unless its pooling cannot be applied to spans.
 
     Returns the pooling. Its layers after the pooling are also in host memory, because a chunk can

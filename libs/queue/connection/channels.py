@@ -24,7 +24,7 @@ SILENCE_SECONDS: Final = 2.0
 """A connection that is silent for this long is pinged, and given up after as long again."""
 
 
-class Channels:
+class RedisChannels:
     """Publishes and subscribes as one process. Every method raises NoCapacity while Redis is
     unavailable.
     """

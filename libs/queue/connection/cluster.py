@@ -45,7 +45,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from libs.environment import is_loopback_host
 from libs.errors import NoCapacity
-from libs.queue.connection.pipeline import PipelinedRedis, Reply, Server
+from libs.queue.connection.pipeline import PipelinedRedis, Reply, ServerConnections
 from libs.queue.connection.sentinel import NoMaster
 from libs.telemetry.logs import fields
 
@@ -94,12 +94,12 @@ class ClusterRedis(PipelinedRedis):
     topology: ClusterTopology
 
     @classmethod
-    def for_topology(cls, topology: ClusterTopology, server: Server) -> ClusterRedis:
+    def for_topology(cls, topology: ClusterTopology, server: ServerConnections) -> ClusterRedis:
         client = cls.for_server(server)
         client.topology = topology
         return client
 
-    def move_to(self, server: Server) -> None:
+    def move_to(self, server: ServerConnections) -> None:
         """Continue at another master."""
         self.server = server
         self.connection_pool = server.pool
@@ -194,7 +194,7 @@ class ClusterTopology:
         # a node has named it; a client for each hash slot that was used; the read of the topology
         # that runs or ran last, and when it ended (the loop's clock); connections that are being
         # closed.
-        self._servers: dict[Address, Server] = {}
+        self._servers: dict[Address, ServerConnections] = {}
         self._ranges: list[tuple[int, int, Address]] = [(0, HASH_SLOTS - 1, self._seeds[0])]
         self._is_known = False
         self._clients: dict[int, ClusterRedis] = {}
@@ -215,7 +215,7 @@ class ClusterTopology:
         return tuple(sorted({address for _, _, address in self._ranges}))
 
     @property
-    def servers(self) -> list[Server]:
+    def servers(self) -> list[ServerConnections]:
         """Return the connections of each master."""
         return [self._server(address) for address in self.addresses]
 
@@ -270,7 +270,7 @@ class ClusterTopology:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def _recover(self, error: RedisError, server: Server) -> Redis | None:
+    async def _recover(self, error: RedisError, server: ServerConnections) -> Redis | None:
         """Prepare the next attempt after `server` failed or refused a call. Returns the client for
         that attempt if another master must be asked.
         """
@@ -359,20 +359,22 @@ class ClusterTopology:
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
 
-    def _master(self, slot: int, current: Server | None = None) -> Address:
+    def _master(self, slot: int, current: ServerConnections | None = None) -> Address:
         """Return the address of a slot's master; if no node names one, its `current` one."""
         for first, last, address in self._ranges:
             if first <= slot <= last:
                 return address
         return (self._address(current) if current else None) or self._seeds[0]
 
-    def _server(self, address: Address) -> Server:
+    def _server(self, address: Address) -> ServerConnections:
         if address not in self._servers:
             pool = BlockingConnectionPool(host=address[0], port=address[1], **self._options)
-            self._servers[address] = Server(pool, answer_seconds=self._options["timeout"])
+            self._servers[address] = ServerConnections(
+                pool, answer_seconds=self._options["timeout"]
+            )
         return self._servers[address]
 
-    def _address(self, server: Server) -> Address | None:
+    def _address(self, server: ServerConnections) -> Address | None:
         return next((address for address, one in self._servers.items() if one is server), None)
 
 

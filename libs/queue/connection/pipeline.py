@@ -116,7 +116,7 @@ class _Line:
         self._waiting.clear()
 
 
-class Server:
+class ServerConnections:
     """The connections to one Redis server: a pool, and a line for scripts."""
 
     def __init__(self, pool: ConnectionPool, *, answer_seconds: float) -> None:
@@ -182,19 +182,19 @@ class PipelinedRedis(Redis):
     A command is sent again, up to twice, if its connection ends: scripts may run twice.
     """
 
-    server: Server
+    server: ServerConnections
 
     @classmethod
     def create(cls, pool: ConnectionPool, *, answer_seconds: float) -> PipelinedRedis:
         """Return a client on `pool`. `answer_seconds`: the connection is dropped if a reply takes
         longer.
         """
-        client = cls.for_server(Server(pool, answer_seconds=answer_seconds))
+        client = cls.for_server(ServerConnections(pool, answer_seconds=answer_seconds))
         client.auto_close_connection_pool = True
         return client
 
     @classmethod
-    def for_server(cls, server: Server) -> Self:
+    def for_server(cls, server: ServerConnections) -> Self:
         """Return a client that shares the connections of `server`, and does not close its pool."""
         client = cls(connection_pool=server.pool)
         client.server = server

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 from redis.asyncio.connection import Connection, SSLConnection, parse_url
 from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError as RedisConnectionError
-from shoal.transport.trust import Tls, Watched
+from shoal.transport.trust import Tls, WatchedCredential
 
 from libs import setting
 from libs.environment import check, is_loopback_host
@@ -165,7 +165,7 @@ class RedisTrust:
         """Return a function that returns the TLS context for the next connection, from the files at
         that time. Raises ValueError if the files cannot be used now.
         """
-        return Watched(
+        return WatchedCredential(
             [path for path in (self.ca, self.certificate, self.key) if path is not None],
             self._context,
         ).get

@@ -28,7 +28,7 @@ from libs.serving.security.settings import Security
 from libs.serving.watched import Watched
 
 if TYPE_CHECKING:
-    from libs.serving.security.jwks import Keys
+    from libs.serving.security.jwks import PublicKeys
     from libs.serving.security.tokens import Tokens
 
 AUTHORIZATION: Final = "authorization"
@@ -109,7 +109,7 @@ class Authenticator:
             raise Unauthenticated("this mesh does not know the bearer token")
         return self._authenticate_jwt(token, digest, self._keys.content)
 
-    def _authenticate_jwt(self, token: str, digest: bytes, keys: Keys) -> Identity:
+    def _authenticate_jwt(self, token: str, digest: bytes, keys: PublicKeys) -> Identity:
         if keys is not self._remembered_keys:
             self._remembered.clear()
             self._remembered_keys = keys
@@ -166,7 +166,7 @@ def _watched_tokens(security: Security) -> Watched[Tokens] | None:
     return Watched([path], partial(read_tokens, path))
 
 
-def _watched_keys(security: Security) -> Watched[Keys] | None:
+def _watched_keys(security: Security) -> Watched[PublicKeys] | None:
     path = security.jwks
     if path is None:
         return None

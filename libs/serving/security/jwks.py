@@ -36,7 +36,7 @@ _REFUSALS: Final[tuple[tuple[type[Exception], str], ...]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class PublicKeys:
     """Public keys by key ID (kid), and the required issuer and audience of tokens."""
 
     by_id: Mapping[str, jwt.PyJWK]
@@ -78,7 +78,7 @@ class Keys:
         return found
 
 
-def read_keys(path: Path, issuer: str, audience: str) -> Keys:
+def read_keys(path: Path, issuer: str, audience: str) -> PublicKeys:
     """Read the keys of a JWKS file. Raises InvalidInput with file and key."""
     try:
         document = json.loads(path.read_bytes())
@@ -108,7 +108,7 @@ def read_keys(path: Path, issuer: str, audience: str) -> Keys:
                 f"{path}: `keys[{number}]` has the same kid as another key", field=VARIABLE
             )
         by_id[key.key_id or ""] = key
-    return Keys(by_id, issuer, audience)
+    return PublicKeys(by_id, issuer, audience)
 
 
 def _read_key(entry: object, where: str) -> jwt.PyJWK:

@@ -57,7 +57,7 @@ class Cost:
     truncated_inputs: int = 0
     seconds: tuple[float, ...] = (0.0,) * len(STAGES)
 
-    def note_question(self, message: Message) -> None:
+    def note_request(self, message: Message) -> None:
         """Record the verb and the model of a request for inference."""
         verb = _VERBS.get(type(message))
         if verb is None:

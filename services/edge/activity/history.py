@@ -2,8 +2,8 @@
 argument.
 
 Latencies are counted in bins that grow by a factor of 1.2, so a percentile is accurate to 10 %. All
-arrays are allocated at the start: `History.array_bytes`, 132,480 bytes. Each of the MAX_REQUESTS
-last requests takes at most about 1.5 KB.
+arrays are allocated at the start: `RequestHistory.array_bytes`, 132,480 bytes. Each of the
+MAX_REQUESTS last requests takes at most about 1.5 KB.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Finished:
         return self.status < 400 and not self.reason
 
 
-class History:
+class RequestHistory:
     """Counts requests by step. If the clock `now` (Unix time) is set back, the newest step is
     used.
     """

@@ -9,7 +9,7 @@ import msgspec
 
 from libs.telemetry import traces
 from services.edge.batches.context import (
-    Caller,
+    BatchCaller,
     Context,
     json_answer,
     list_page,
@@ -31,7 +31,7 @@ from services.edge.batches.objects import BATCH_PREFIX, FILE_PREFIX, BatchRecord
 from services.edge.batches.runner import CANCEL
 from services.edge.intake.served import ServedRequest
 from services.edge.messages.base import Answer, HttpError, Received, invalid
-from services.edge.messages.names import Names
+from services.edge.messages.names import AliasNames
 from services.edge.messages.reading import read
 
 WINDOW: Final = "24h"
@@ -74,7 +74,7 @@ class Batches:
         with storage_errors():
             caller = await self._context.caller(request)
         body = await read_body(request, _BODY_BYTES)
-        wanted = read(BatchRequest, Received(body, Names({})))
+        wanted = read(BatchRequest, Received(body, AliasNames({})))
         seconds = _check(wanted)
         with storage_errors():
             found = await self._check_input(caller, wanted.input_file_id)
@@ -121,7 +121,7 @@ class Batches:
                 self._manager.cancel(record.id, at)
             return json_answer(await self._shown(caller, record))
 
-    async def _find(self, request: ServedRequest) -> tuple[Caller, BatchRecord]:
+    async def _find(self, request: ServedRequest) -> tuple[BatchCaller, BatchRecord]:
         caller = await self._context.caller(request)
         running = self._manager.running(request.parameter)
         if running is not None and running.key == caller.store.key:
@@ -134,7 +134,7 @@ class Batches:
             self._manager.wake()  # this request may have brought the token that the batch needs
         return caller, record
 
-    async def _shown(self, caller: Caller, record: BatchRecord) -> dict[str, Any]:
+    async def _shown(self, caller: BatchCaller, record: BatchRecord) -> dict[str, Any]:
         """Return a batch, with the state `cancelling` after a request to cancel it."""
         shown = record.to_openai()
         if record.is_ended:
@@ -145,7 +145,7 @@ class Batches:
             shown |= {"status": "cancelling", "cancelling_at": msgspec.json.decode(at, type=int)}
         return shown
 
-    async def _check_input(self, caller: Caller, identity: str) -> FileRecord:
+    async def _check_input(self, caller: BatchCaller, identity: str) -> FileRecord:
         found = await self._context.io(caller.store.file, identity, time.time())
         if found is None:
             raise HttpError(
@@ -159,7 +159,7 @@ class Batches:
         return found
 
     def _record(
-        self, wanted: BatchRequest, caller: Caller, seconds: int, requests: int
+        self, wanted: BatchRequest, caller: BatchCaller, seconds: int, requests: int
     ) -> BatchRecord:
         identity, now = new_id(BATCH_PREFIX)
         longest = int(self._context.settings.expiry_seconds)

@@ -23,10 +23,10 @@ from shoal.transport.wire import Metadata
 
 from libs.serving.calls.call import REQUEST_ID_HEADER, TENANT_HEADER, new_request_id
 from libs.telemetry.logs import fields
-from services.edge.batches.leases import BATCH_RENEW_SECONDS, Lease
+from services.edge.batches.leases import BATCH_RENEW_SECONDS, BatchLease
 from services.edge.batches.objects import make_id
 from services.edge.batches.settings import BatchSettings
-from services.edge.batches.store import Store, TenantStore, tenant_key
+from services.edge.batches.store import BatchStore, TenantStore, tenant_key
 from services.edge.credentials import AUTHORIZATION
 from services.edge.intake.served import ServedRequest
 from services.edge.messages.base import Answer, HttpError
@@ -62,7 +62,7 @@ class QuotaExceeded(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class BatchCaller:
     """The caller of a request, whom a router has just identified.
 
     Attributes:
@@ -117,7 +117,7 @@ class Context:
 
     def __init__(self, settings: BatchSettings, identify: Identify, *, vouches: bool) -> None:
         self.settings = settings
-        self.store = Store(settings.location)
+        self.store = BatchStore(settings.location)
         self._identify = identify
         self._vouches = vouches
         self._threads = ThreadPoolExecutor(THREADS, "batches")
@@ -146,12 +146,12 @@ class Context:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._validation, partial(act, *args, **kwargs))
 
-    async def renew(self, lease: Lease) -> None:
+    async def renew(self, lease: BatchLease) -> None:
         """Renew a lease in a thread for that. Raises LeaseLost, StorageError."""
         await asyncio.get_running_loop().run_in_executor(self._leases, lease.renew)
 
     async def run_leased(
-        self, lease: Lease, work: Work, watch: Work, is_ended: Callable[[], bool]
+        self, lease: BatchLease, work: Work, watch: Work, is_ended: Callable[[], bool]
     ) -> None:
         """Run `work` to its end, and `watch` next to it, while the lease is renewed. Raises
         LeaseLost, and the errors of both.
@@ -172,12 +172,12 @@ class Context:
                 task.cancel()
             await asyncio.gather(working, *others, return_exceptions=True)
 
-    async def _renew_forever(self, lease: Lease) -> None:
+    async def _renew_forever(self, lease: BatchLease) -> None:
         while True:
             await asyncio.sleep(BATCH_RENEW_SECONDS)
             await self.renew(lease)
 
-    async def caller(self, request: ServedRequest) -> Caller:
+    async def caller(self, request: ServedRequest) -> BatchCaller:
         """Identify the caller of a request by asking a router. Raises HttpError."""
         await request.payer.identify()
         try:
@@ -192,7 +192,7 @@ class Context:
         if needs_token:
             self._credentials.keep(key, kept)
         named = next((str(value) for name, value in kept if name == TENANT_HEADER), "")
-        return Caller(self.store.tenant(key), named, needs_token, tenant)
+        return BatchCaller(self.store.tenant(key), named, needs_token, tenant)
 
     async def credential(self, key: str, tenant: str, *, needs_token: bool) -> Metadata | None:
         """Return the metadata with which requests of a batch are sent; None until the tenant has

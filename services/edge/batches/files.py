@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 from shoal.bulk.failures import StorageError
 
 from services.edge.batches.context import (
-    Caller,
+    BatchCaller,
     Context,
     json_answer,
     list_page,
@@ -22,8 +22,8 @@ from services.edge.batches.context import (
     new_id,
     storage_errors,
 )
-from services.edge.batches.objects import FILE_PREFIX, FileRecord, Piece
-from services.edge.batches.store import FILE_PIECE_BYTES, Content, TenantStore
+from services.edge.batches.objects import FILE_PREFIX, FilePiece, FileRecord
+from services.edge.batches.store import FILE_PIECE_BYTES, FileContent, TenantStore
 from services.edge.intake.forms import Form
 from services.edge.intake.reading import BodyLimits
 from services.edge.intake.served import ServedRequest, StreamedAnswer
@@ -43,7 +43,7 @@ _FORM_BYTES: Final = 256 << 10
 """The maximum size of a form in addition to that of its file."""
 
 
-class Files:
+class FileService:
     """Serves files."""
 
     def __init__(self, context: Context, bounds: BodyLimits) -> None:
@@ -66,7 +66,7 @@ class Files:
             await request.payer.reserve(_HELD_BYTES)
             return await self._receive(request, form, caller)
 
-    async def _receive(self, request: ServedRequest, form: Form, caller: Caller) -> Answer:
+    async def _receive(self, request: ServedRequest, form: Form, caller: BatchCaller) -> Answer:
         identity, now = new_id(FILE_PREFIX)
         upload, received = _Upload(self._context, caller, identity), 0
         try:
@@ -162,7 +162,7 @@ class Files:
         """`GET /v1/files/{file_id}/content`."""
         with storage_errors():
             caller, record = await self._find(request)
-            content = await self._context.io(Content, caller.store, record)
+            content = await self._context.io(FileContent, caller.store, record)
             # An object is read as a whole, and a piece of it is sent.
             await request.payer.reserve(2 * content.max_object_bytes)
         headers = (
@@ -172,13 +172,13 @@ class Files:
         )
         return StreamedAnswer(self._stream(content), b"application/octet-stream", headers=headers)
 
-    async def _stream(self, content: Content) -> AsyncGenerator[bytes]:
+    async def _stream(self, content: FileContent) -> AsyncGenerator[bytes]:
         pieces = content.pieces()
         while (data := await self._context.io(lambda: next(pieces, None))) is not None:
             for start in range(0, len(data), _SENT_BYTES):
                 yield data[start : start + _SENT_BYTES]
 
-    async def _find(self, request: ServedRequest) -> tuple[Caller, FileRecord]:
+    async def _find(self, request: ServedRequest) -> tuple[BatchCaller, FileRecord]:
         caller = await self._context.caller(request)
         record = await self._context.io(caller.store.file, request.parameter, time.time())
         if record is None:
@@ -191,12 +191,12 @@ class _Upload:
     """An upload that is being stored."""
 
     context: Context
-    caller: Caller
+    caller: BatchCaller
     identity: str
     size: int = 0
     breaks: int = 0
     ends_with_break: bool = False
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[FilePiece] = field(default_factory=list)
     buffer: bytearray = field(default_factory=bytearray)
     is_committing: bool = False
 
@@ -239,7 +239,7 @@ class _Upload:
         self.buffer.clear()
         await self.context.check_quota(store)
         name = f"{len(self.pieces):08}"
-        self.pieces.append(Piece(name, 0, len(data), len(data)))
+        self.pieces.append(FilePiece(name, 0, len(data), len(data)))
         await self.context.io(lambda: store.data(self.identity).create(name, data))
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from shoal.bulk.flow import Flow
+from shoal.bulk.flow import FlowControl
 
 MAX_FLOWS: Final = 10_000
 """The maximum number of tenants and models with an adapted limit; idle ones are forgotten."""
@@ -31,7 +31,7 @@ class Gate:
         self._maximum = maximum
         # The state: the flow of each sender, oldest first, the numbers of requests in flight, also
         # of senders and of tenants, and those that wait.
-        self._flows: dict[Sender, Flow] = {}
+        self._flows: dict[Sender, FlowControl] = {}
         self._total = 0
         self._running: Counter[Sender] = Counter()
         self._tenants: Counter[str] = Counter()
@@ -103,7 +103,7 @@ class Gate:
                 self._start(first)
                 waiter.set_result(None)
 
-    def _flow(self, sender: Sender) -> Flow:
+    def _flow(self, sender: Sender) -> FlowControl:
         found = self._flows.get(sender)
         if found is None:
             if len(self._flows) >= MAX_FLOWS:
@@ -111,5 +111,5 @@ class Gate:
                 idle = next((one for one in self._flows if one not in busy), None)
                 if idle is not None:
                     del self._flows[idle]
-            found = self._flows[sender] = Flow(self._maximum)
+            found = self._flows[sender] = FlowControl(self._maximum)
         return found

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable
 from typing import Final
 
-from shoal.bulk.places import Place
+from shoal.bulk.places import OutputPlace
 
 LEASE_SECONDS: Final = 10.0
 BATCH_RENEW_SECONDS: Final = 2.0
@@ -34,22 +34,22 @@ def latest_generations(names: Iterable[str]) -> dict[str, int]:
     return found
 
 
-class Lease:
+class BatchLease:
     """The lease of one batch that this process holds. Methods block and raise StorageError."""
 
-    def __init__(self, place: Place, name: str, generation: int) -> None:
+    def __init__(self, place: OutputPlace, name: str, generation: int) -> None:
         self._place, self._name, self._generation = place, name, generation
         self._owner = secrets.token_hex(8)
         self._renewals = 0
 
     @staticmethod
-    def acquire(place: Place, name: str, generation: int) -> Lease | None:
+    def acquire(place: OutputPlace, name: str, generation: int) -> BatchLease | None:
         """Create the lease's next generation; return None if another edge has.
 
         Args:
             generation: The newest one, which is released or stale; 0 if there is none.
         """
-        lease = Lease(place, name, generation + 1)
+        lease = BatchLease(place, name, generation + 1)
         if not place.create(lease._object(lease._generation), lease._content()):
             return None
         if generation:
@@ -92,7 +92,7 @@ class Observed:
         self._lease_seconds = lease_seconds
         self._seen: dict[str, tuple[int, bytes | None, float]] = {}
 
-    def is_free(self, place: Place, name: str, generation: int, now: float) -> bool:
+    def is_free(self, place: OutputPlace, name: str, generation: int, now: float) -> bool:
         """Return whether a batch may be claimed. Blocks; raises StorageError.
 
         Args:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from services.edge.batches.objects import BatchError, Chunk, PartCounts, Plan
+from services.edge.batches.objects import BatchError, InputPlan, LineChunk, PartCounts
 from services.edge.intake.served import Executed
 from services.edge.messages.base import encode_json
 
@@ -64,7 +64,7 @@ class LineFault(Exception):
         self.code, self.message, self.param = code, message, param
 
 
-class Request(NamedTuple):
+class LineRequest(NamedTuple):
     """A line of the input. `body` is an object."""
 
     custom_id: str
@@ -119,7 +119,7 @@ def is_endpoint(path: str) -> bool:
     )
 
 
-def parse(line: bytes, endpoint: str) -> Request:
+def parse(line: bytes, endpoint: str) -> LineRequest:
     """Return the request of a line. Raises LineFault."""
     try:
         request = _LINE.decode(line)
@@ -142,7 +142,7 @@ def parse(line: bytes, endpoint: str) -> Request:
         raise LineFault("invalid_url", f"url must be the endpoint of the batch, {endpoint}", "url")
     if not _begin(request.body).startswith(b"{"):
         raise LineFault("invalid_request", "body is required and must be an object", "body")
-    return Request(custom_id, request.body)
+    return LineRequest(custom_id, request.body)
 
 
 def _text(value: msgspec.Raw) -> str | None:
@@ -162,8 +162,8 @@ def divide(
     max_requests: int,
     max_line_bytes: int,
     is_stopped: Callable[[], bool] = bool,
-) -> Plan:
-    """Check all lines of an input and divide them into chunks. Raises Invalid, Stopped.
+) -> InputPlan:
+    """Check all lines of an input and divide them into chunks. Raises Invalid, DivisionStopped.
 
     Args:
         lines: The offset and the content of each line.
@@ -175,7 +175,7 @@ def divide(
     blank = 0
     for number, (offset, line) in enumerate(lines, 1):
         if is_stopped():
-            raise Stopped
+            raise DivisionStopped
         if not is_blank(line):
             planner.add(number, offset, line)
             continue
@@ -193,7 +193,7 @@ def divide(
     return planner.finish()
 
 
-class Stopped(Exception):
+class DivisionStopped(Exception):
     """The division of an input was stopped."""
 
 
@@ -215,7 +215,7 @@ class _Planner:
         self._errors: list[BatchError] = []
         self._ids: set[bytes] = set()
         self._models: set[str] = set()
-        self._chunks: list[Chunk] = []
+        self._chunks: list[LineChunk] = []
         self._first, self._offset, self._end = 0, 0, 0
         self._requests = self._inputs = self._total = 0
 
@@ -252,7 +252,7 @@ class _Planner:
         self._inputs += inputs
         self._end = offset + len(line)
 
-    def finish(self) -> Plan:
+    def finish(self) -> InputPlan:
         """Return the plan. Raises Invalid."""
         if self._errors:
             raise Invalid(self._errors)
@@ -260,11 +260,11 @@ class _Planner:
             raise Invalid([BatchError(code="empty_file", message="the file has no requests")])
         self._close()
         model = next(iter(self._models)) if len(self._models) == 1 else ""
-        return Plan(requests=self._total, model=model, chunks=self._chunks)
+        return InputPlan(requests=self._total, model=model, chunks=self._chunks)
 
     def _close(self) -> None:
         self._chunks.append(
-            Chunk(self._first, self._requests, self._offset, self._end - self._offset)
+            LineChunk(self._first, self._requests, self._offset, self._end - self._offset)
         )
         self._requests = self._inputs = 0
 
@@ -311,7 +311,7 @@ class _Planner:
         return _inputs(body) * (LOGPROBS_INPUTS if _has_logprobs(body) else 1)
 
 
-class Prepared(NamedTuple):
+class PreparedLine(NamedTuple):
     """A request that is sent. `model` is empty if the body names none."""
 
     custom_id: str
@@ -319,7 +319,7 @@ class Prepared(NamedTuple):
     body: bytes
 
 
-def prepare(line: bytes, endpoint: str, model: str = "") -> Prepared:
+def prepare(line: bytes, endpoint: str, model: str = "") -> PreparedLine:
     """Return the request of a line that was checked, without references to the line.
 
     Args:
@@ -328,7 +328,7 @@ def prepare(line: bytes, endpoint: str, model: str = "") -> Prepared:
     request = parse(line, endpoint)
     if not model:
         model = (_text(_BODY.decode(request.body).model) or "")[:MAX_MODEL_CHARACTERS]
-    return Prepared(request.custom_id, model, bytes(request.body))
+    return PreparedLine(request.custom_id, model, bytes(request.body))
 
 
 def _is_large(body: _Body) -> bool:
@@ -357,7 +357,7 @@ def _inputs(body: _Body) -> int:
     return 1
 
 
-def split(data: bytes, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
+def split(data: bytes, chunk: LineChunk) -> Iterator[tuple[int, bytes]]:
     """Yield the number and the content of each line of a chunk that is not blank.
 
     Args:

@@ -18,9 +18,9 @@ from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.edge.batches.context import Context
 from services.edge.batches.gate import Gate
-from services.edge.batches.leases import Lease, LeaseLost, Observed, latest_generations
+from services.edge.batches.leases import BatchLease, LeaseLost, Observed, latest_generations
 from services.edge.batches.objects import BATCH_ID, ENDED, BatchRecord, created_at
-from services.edge.batches.runner import CANCEL, Execute, Runner
+from services.edge.batches.runner import CANCEL, BatchRunner, Execute
 from services.edge.batches.store import TenantStore
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ UNCOMMITTED_SECONDS: Final = 60
 """The age at which the name of a batch without a record is deleted: its edge died in between."""
 
 
-class Record(Protocol):
+class WorkRecord(Protocol):
     """The record of a piece of work, such as a batch."""
 
     @property
@@ -66,7 +66,7 @@ class Work(Protocol):
     is_preempted: bool
 
     @property
-    def record(self) -> Record: ...
+    def record(self) -> WorkRecord: ...
 
     def cancel(self, at: int) -> None: ...
 
@@ -75,16 +75,16 @@ class Work(Protocol):
     async def run(self) -> None: ...
 
 
-class Kind(Protocol):
+class WorkKind(Protocol):
     """A kind of work that edges claim by its name in `active`. `find` and `clean` block."""
 
     def is_id(self, identity: str) -> bool:
         """Return whether an id is of this kind."""
 
-    def find(self, key: str, identity: str) -> Record | None:
+    def find(self, key: str, identity: str) -> WorkRecord | None:
         """Return a record of a tenant, by the tenant's key. Raises StorageError."""
 
-    def work(self, key: str, record: Record, lease: Lease) -> Work:
+    def work(self, key: str, record: WorkRecord, lease: BatchLease) -> Work:
         """Return what runs a piece of work."""
 
     def clean(self, key: str, now: float) -> None:
@@ -111,9 +111,9 @@ class _Batches:
     def find(self, key: str, identity: str) -> BatchRecord | None:
         return self._context.store.tenant(key).batch(identity)
 
-    def work(self, key: str, record: Record, lease: Lease) -> Runner:
+    def work(self, key: str, record: WorkRecord, lease: BatchLease) -> BatchRunner:
         assert isinstance(record, BatchRecord)  # noqa: S101  # for the type checker
-        return Runner(
+        return BatchRunner(
             self._context,
             self._context.store.tenant(key),
             record,
@@ -145,12 +145,12 @@ class Manager:
         *,
         max_line_bytes: int,
         max_seconds: float,
-        kinds: Sequence[Kind] = (),
+        kinds: Sequence[WorkKind] = (),
     ) -> None:
         self._context = context
         self._gate = Gate(context.settings.in_flight)
         batches = _Batches(context, execute, self._gate, max_line_bytes, max_seconds)
-        self._kinds: tuple[Kind, ...] = (batches, *kinds)
+        self._kinds: tuple[WorkKind, ...] = (batches, *kinds)
         self._wakeup = asyncio.Event()
         # The state: leases of other edges, running batches with their tasks and the times of their
         # starts, the times until which batches wait after a failure, and the time of the last start
@@ -186,12 +186,12 @@ class Manager:
         """Look for batches now: one was created, or a token has arrived."""
         self._wakeup.set()
 
-    def running(self, identity: str) -> Runner | None:
+    def running(self, identity: str) -> BatchRunner | None:
         """Return the runner of a batch that this edge runs."""
-        found = self.work_of(identity)
-        return found if isinstance(found, Runner) else None
+        found = self.find_work(identity)
+        return found if isinstance(found, BatchRunner) else None
 
-    def work_of(self, identity: str) -> Work | None:
+    def find_work(self, identity: str) -> Work | None:
         """Return what runs a piece of work, if this edge does."""
         return self._runners.get(identity)
 
@@ -278,7 +278,7 @@ class Manager:
         record = await self._context.io(kind.find, key, identity) if kind is not None else None
         return record is not None and not record.is_ended and await self._can_run(store, record)
 
-    def _kind(self, name: str) -> Kind | None:
+    def _kind(self, name: str) -> WorkKind | None:
         """Return the kind of a name in `active`; None of those that this edge does not run."""
         identity = name.partition(".")[2]
         return next((kind for kind in self._kinds if kind.is_id(identity)), None)
@@ -297,7 +297,7 @@ class Manager:
         if not record.is_ended and not await self._can_run(store, record):
             return
         active = await self._context.io(self._context.store.active)
-        lease = await self._context.io(Lease.acquire, active, name, generation)
+        lease = await self._context.io(BatchLease.acquire, active, name, generation)
         if lease is None:
             return
         # Another edge may have saved or ended the batch before this one claimed it.
@@ -311,7 +311,7 @@ class Manager:
         self._starts[name] = self._turns[key] = time.monotonic()
         self._tasks[name] = asyncio.create_task(self._run(name, runner, lease))
 
-    async def _can_run(self, store: TenantStore, record: Record) -> bool:
+    async def _can_run(self, store: TenantStore, record: WorkRecord) -> bool:
         """Return whether requests of a batch can be sent, or it ends without any."""
         found = await self._context.credential(
             store.key, record.tenant, needs_token=record.needs_token
@@ -321,7 +321,7 @@ class Manager:
         data = await self._context.io(store.data, record.id)
         return await self._context.io(data.read, CANCEL) is not None
 
-    async def _run(self, name: str, runner: Work, lease: Lease) -> None:
+    async def _run(self, name: str, runner: Work, lease: BatchLease) -> None:
         identity = runner.record.id
         try:
             await runner.run()

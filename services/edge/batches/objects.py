@@ -84,7 +84,7 @@ class FileRecord(msgspec.Struct, kw_only=True, frozen=True):
         }
 
 
-class Piece(msgspec.Struct, array_like=True, frozen=True):
+class FilePiece(msgspec.Struct, array_like=True, frozen=True):
     """A range of bytes of an object in a file's folder. A file is the sequence of its pieces."""
 
     name: str
@@ -217,7 +217,7 @@ class PartCounts(msgspec.Struct, array_like=True, frozen=True):
     """The size of the line before the results, which has the other numbers."""
 
 
-class Chunk(msgspec.Struct, array_like=True, frozen=True):
+class LineChunk(msgspec.Struct, array_like=True, frozen=True):
     """Consecutive lines of an input: the number of the first one, from 1, and their bytes."""
 
     first: int
@@ -226,9 +226,9 @@ class Chunk(msgspec.Struct, array_like=True, frozen=True):
     bytes: int
 
 
-class Plan(msgspec.Struct, kw_only=True):
+class InputPlan(msgspec.Struct, kw_only=True):
     """The division of an input into chunks. It depends on nothing but the input."""
 
     requests: int
     model: str
-    chunks: list[Chunk]
+    chunks: list[LineChunk]

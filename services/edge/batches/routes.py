@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from services.edge.batches.batches import Batches, BatchRequest
-from services.edge.batches.files import Files
+from services.edge.batches.files import FileService
 from services.edge.dialects.openai import OPENAI
 from services.edge.intake.served import Serve, ServedRequest
 from services.edge.messages.base import Answer, HttpError, Received, Route
@@ -126,7 +126,7 @@ ROUTES: Final = (
 )
 
 
-def handlers(files: Files, batches: Batches) -> dict[tuple[str, str], Serve]:
+def handlers(files: FileService, batches: Batches) -> dict[tuple[str, str], Serve]:
     """Return the handler of each route, by method and path."""
     return {
         ("POST", "/v1/files"): files.create,

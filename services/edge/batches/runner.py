@@ -23,7 +23,7 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 from shoal.bulk.failures import StorageError
-from shoal.bulk.places import Place
+from shoal.bulk.places import OutputPlace
 from shoal.transport.wire import Metadata
 
 from libs.telemetry import metrics, traces
@@ -32,20 +32,20 @@ from services.edge.batches import lines
 from services.edge.batches.context import Context, QuotaExceeded
 from services.edge.batches.files import OUTPUT_PURPOSE
 from services.edge.batches.gate import REFUSED, Gate
-from services.edge.batches.leases import BATCH_RENEW_SECONDS, Lease
+from services.edge.batches.leases import BATCH_RENEW_SECONDS, BatchLease
 from services.edge.batches.objects import (
     BatchError,
     BatchRecord,
-    Chunk,
     Counts,
     Ending,
+    FilePiece,
     FileRecord,
+    InputPlan,
+    LineChunk,
     PartCounts,
-    Piece,
-    Plan,
     Status,
 )
-from services.edge.batches.store import Content, TenantStore
+from services.edge.batches.store import FileContent, TenantStore
 from services.edge.intake.reading import UNIDENTIFIED_BODY_BYTES
 from services.edge.intake.served import Executed
 
@@ -86,7 +86,7 @@ class Execute(Protocol):
     ) -> Awaitable[Executed]: ...
 
 
-class Runner:
+class BatchRunner:
     """Runs one batch that this edge has claimed.
 
     Attributes:
@@ -99,7 +99,7 @@ class Runner:
         context: Context,
         store: TenantStore,
         record: BatchRecord,
-        lease: Lease,
+        lease: BatchLease,
         *,
         execute: Execute,
         gate: Gate,
@@ -184,7 +184,7 @@ class Runner:
             self.record.errors = invalid.errors
             await self._end("failed", data, None)
             return
-        except lines.Stopped:
+        except lines.DivisionStopped:
             await self._end(_STATUS[self._stop], data, None)
             return
         record = self.record
@@ -209,7 +209,7 @@ class Runner:
             await self._expire_rest(data, content, plan)
         await self._end(await self._save_ending(data), data, plan)
 
-    async def _save_ending(self, data: Place) -> Status:
+    async def _save_ending(self, data: OutputPlace) -> Status:
         """Store and return the last state, with which another runner continues after a failure.
         Chunks are stored with a part of their results, and files without all of them, only after
         this. It is stored once, so that runners agree on it: one may have been frozen for a time.
@@ -224,7 +224,7 @@ class Runner:
         await self._save(data)
         return ending.status
 
-    async def _read_ending(self, data: Place) -> Ending | None:
+    async def _read_ending(self, data: OutputPlace) -> Ending | None:
         """Return the last state that a runner has stored; None before."""
         stored = await self._context.io(data.read, _ENDING)
         return None if stored is None else msgspec.json.decode(stored, type=Ending)
@@ -244,13 +244,13 @@ class Runner:
             if not self._stop and (at := await self._context.io(data.read, CANCEL)) is not None:
                 self.cancel(msgspec.json.decode(at, type=int))
 
-    async def _plan(self, data: Place) -> tuple[Content | None, Plan]:
+    async def _plan(self, data: OutputPlace) -> tuple[FileContent | None, InputPlan]:
         """Return the input and its division into chunks. Raises lines.Invalid, lines.Stopped.
 
         An input that is gone is None, and fails the batch unless it was divided before.
         """
         found = await self._context.io(self._store.input_file, self.record.input_file_id)
-        content = await self._context.io(Content, self._store, found) if found else None
+        content = await self._context.io(FileContent, self._store, found) if found else None
         stored = await self._context.io(data.read, _PLAN)
         if stored is None:
             if content is None:
@@ -258,7 +258,7 @@ class Runner:
             plan = await self._context.validate(self._validate, content)
             stored = msgspec.json.encode(plan)
             await self._context.io(data.create, _PLAN, stored)
-        return content, msgspec.json.decode(stored, type=Plan)
+        return content, msgspec.json.decode(stored, type=InputPlan)
 
     def _missing_input(self) -> BatchError:
         return BatchError(
@@ -267,7 +267,7 @@ class Runner:
             param="input_file_id",
         )
 
-    def _validate(self, content: Content) -> Plan:
+    def _validate(self, content: FileContent) -> InputPlan:
         return lines.divide(
             content.lines(self._max_line_bytes),
             self.record.endpoint,
@@ -276,7 +276,7 @@ class Runner:
             is_stopped=self._validation_stop.is_set,
         )
 
-    async def _adopt(self, data: Place, plan: Plan) -> None:
+    async def _adopt(self, data: OutputPlace, plan: InputPlan) -> None:
         """Find the parts that were committed before."""
         saved = await self._context.io(data.read, _PARTS)
         parts = {} if saved is None else msgspec.json.decode(saved, type=dict[int, PartCounts])
@@ -291,7 +291,9 @@ class Runner:
             self._add_part(index, part)
         self._is_changed = True
 
-    async def _execute_chunks(self, data: Place, content: Content, plan: Plan) -> None:
+    async def _execute_chunks(
+        self, data: OutputPlace, content: FileContent, plan: InputPlan
+    ) -> None:
         """Execute all chunks that are not committed, until the runner stops."""
         waiting = deque(index for index in range(len(plan.chunks)) if index not in self._parts)
 
@@ -311,7 +313,9 @@ class Runner:
         if waiting and not self._stop:
             self._set_stop("waiting")  # the batch is preempted
 
-    async def _execute_chunk(self, data: Place, content: Content, chunk: Chunk, index: int) -> None:
+    async def _execute_chunk(
+        self, data: OutputPlace, content: FileContent, chunk: LineChunk, index: int
+    ) -> None:
         metadata = await self._context.credential(
             self.key, self.record.tenant, needs_token=self.record.needs_token
         )
@@ -392,7 +396,7 @@ class Runner:
         results.output_tokens += executed.output_tokens
 
     async def _commit(
-        self, data: Place, index: int, results: lines.Results, *, has_quota: bool = True
+        self, data: OutputPlace, index: int, results: lines.Results, *, has_quota: bool = True
     ) -> None:
         """Store the results of a chunk, unless another edge has stored some.
 
@@ -414,7 +418,7 @@ class Runner:
         else:
             self._add_part(index, _read_counts(await self._context.io(data.read, name)))
 
-    async def _expire_rest(self, data: Place, content: Content, plan: Plan) -> None:
+    async def _expire_rest(self, data: OutputPlace, content: FileContent, plan: InputPlan) -> None:
         """Commit errors for the requests of chunks without results. They are small, and a batch has
         a line for each request also when its tenant has no space left.
         """
@@ -425,7 +429,7 @@ class Runner:
             await self._context.io(self._add_expired, content, chunk, results)
             await self._commit(data, index, results, has_quota=False)
 
-    def _add_expired(self, content: Content, chunk: Chunk, results: lines.Results) -> None:
+    def _add_expired(self, content: FileContent, chunk: LineChunk, results: lines.Results) -> None:
         """Add errors for the requests of a chunk without results. Blocks."""
         for number, line in _read_lines(content, chunk):
             if number not in results.numbers:
@@ -434,7 +438,7 @@ class Runner:
                 failed = lines.failed_line(identity, custom_id, *_EXPIRED)
                 results.add(number, failed, is_error=True)
 
-    async def _end(self, status: Status, data: Place, plan: Plan | None) -> None:
+    async def _end(self, status: Status, data: OutputPlace, plan: InputPlan | None) -> None:
         """Commit the files and the end of the batch."""
         record, now = self.record, int(time.time())
         if plan is not None:
@@ -459,9 +463,9 @@ class Runner:
             ),
         )
 
-    def _files(self, plan: Plan, now: int) -> list[tuple[FileRecord, list[Piece]]]:
+    def _files(self, plan: InputPlan, now: int) -> list[tuple[FileRecord, list[FilePiece]]]:
         """Return the files of a batch that have content, and their pieces."""
-        outputs, errors = list[Piece](), list[Piece]()
+        outputs, errors = list[FilePiece](), list[FilePiece]()
         for index in range(len(plan.chunks)):
             counts = self._parts.get(index)
             if counts is None:
@@ -469,9 +473,9 @@ class Runner:
             size = counts.head_bytes + counts.output_bytes + counts.error_bytes
             name, second = _part_name(index), counts.head_bytes + counts.output_bytes
             if counts.output_bytes:
-                outputs.append(Piece(name, counts.head_bytes, counts.output_bytes, size))
+                outputs.append(FilePiece(name, counts.head_bytes, counts.output_bytes, size))
             if counts.error_bytes:
-                errors.append(Piece(name, second, counts.error_bytes, size))
+                errors.append(FilePiece(name, second, counts.error_bytes, size))
         record = self.record
         return [
             (
@@ -507,7 +511,7 @@ class Runner:
         record.output_tokens += part.output_tokens
         self._is_changed = True
 
-    async def _save(self, data: Place) -> None:
+    async def _save(self, data: OutputPlace) -> None:
         self._is_changed = False
         await self._context.io(_save_parts, data, self._parts.copy())
         await self._context.io(self._store.save_batch, msgspec.structs.replace(self.record))
@@ -523,17 +527,17 @@ class Runner:
             task.cancel()
 
 
-def _read_lines(content: Content, chunk: Chunk) -> list[tuple[int, bytes]]:
+def _read_lines(content: FileContent, chunk: LineChunk) -> list[tuple[int, bytes]]:
     """Return the number and the content of each line of a chunk. Blocks."""
     return list(lines.split(content.read(chunk.offset, chunk.bytes), chunk))
 
 
-def _save_parts(data: Place, parts: dict[int, PartCounts]) -> None:
+def _save_parts(data: OutputPlace, parts: dict[int, PartCounts]) -> None:
     """Store the counts of committed parts. Blocks."""
     data.replace(_PARTS, msgspec.json.encode(parts))
 
 
-def _create_part(data: Place, name: str, part: bytes) -> bool:
+def _create_part(data: OutputPlace, name: str, part: bytes) -> bool:
     """Store a part and count its requests, unless another edge has stored it. Blocks.
 
     The thread that stores it also counts, because the runner may be cancelled while it waits.

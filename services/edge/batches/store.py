@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 
 import msgspec
 from shoal.bulk.failures import StorageError
-from shoal.bulk.places import Folder, Place, local_path, place
+from shoal.bulk.places import Folder, OutputPlace, local_path, place
 
 from services.edge.batches.objects import (
     BATCH_ID,
@@ -33,8 +33,8 @@ from services.edge.batches.objects import (
     FILE_ID,
     FILE_PREFIX,
     BatchRecord,
+    FilePiece,
     FileRecord,
-    Piece,
     created_at,
 )
 
@@ -62,7 +62,7 @@ def tenant_key(tenant: str) -> str:
     return f"t-{hashlib.sha256(tenant.encode()).hexdigest()[:32]}"
 
 
-class Store:
+class BatchStore:
     """The storage of an edge. All methods raise StorageError."""
 
     def __init__(self, url: str) -> None:
@@ -78,7 +78,7 @@ class Store:
         self.active().replace(_PROBE, b"")
         self.active().delete(_PROBE)
 
-    def folder(self, *names: str) -> Place:
+    def folder(self, *names: str) -> OutputPlace:
         """Return a folder, which need not exist."""
         url = "/".join((self._url, *names))
         path = local_path(url)
@@ -93,7 +93,7 @@ class Store:
         """Return the store of a tenant, by the name of its folder."""
         return TenantStore(self, key)
 
-    def active(self) -> Place:
+    def active(self) -> OutputPlace:
         """Return the folder of batches that have not ended."""
         return self.folder(ACTIVE)
 
@@ -156,7 +156,7 @@ class TenantStore:
         key: The name of the tenant's folder.
     """
 
-    def __init__(self, store: Store, key: str) -> None:
+    def __init__(self, store: BatchStore, key: str) -> None:
         self._store, self.key = store, key
 
     def file(self, identity: str, now: float) -> FileRecord | None:
@@ -243,23 +243,23 @@ class TenantStore:
         )
         return uploads + results
 
-    def data(self, folder: str) -> Place:
+    def data(self, folder: str) -> OutputPlace:
         """Return the folder of a file's or a batch's data."""
         return self._store.folder(self.key, folder)
 
-    def create_file(self, record: FileRecord, pieces: Iterable[Piece]) -> None:
+    def create_file(self, record: FileRecord, pieces: Iterable[FilePiece]) -> None:
         """Commit a file. Its data must be stored; a file that exists is left as it is."""
         self.data(record.folder).create(
             f"{record.id}.pieces{_JSON}", msgspec.json.encode(list(pieces))
         )
         self._records().create(record.id + _JSON, msgspec.json.encode(record))
 
-    def pieces(self, record: FileRecord) -> list[Piece]:
+    def pieces(self, record: FileRecord) -> list[FilePiece]:
         """Return the pieces of a file's data. Raises StorageError if they are gone."""
         content = self.data(record.folder).read(f"{record.id}.pieces{_JSON}")
         if content is None:
             raise StorageError(f"the data of {record.id} is missing")
-        return msgspec.json.decode(content, type=list[Piece])
+        return msgspec.json.decode(content, type=list[FilePiece])
 
     def delete_file(self, record: FileRecord) -> None:
         """Delete a file, and its data unless another file shares it."""
@@ -338,7 +338,7 @@ class TenantStore:
         files = (batch.output_id, batch.errors_id)
         return any(self._read(identity + _JSON, FileRecord) for identity in files)
 
-    def _records(self) -> Place:
+    def _records(self) -> OutputPlace:
         return self._store.folder(self.key, RECORDS)
 
     def _names(self, prefix: str) -> list[str]:
@@ -373,7 +373,7 @@ class TenantStore:
             raise StorageError(f"{self.key}/{RECORDS}/{name} is damaged: {error}") from error
 
 
-class Content:
+class FileContent:
     """Reads ranges of a file, in several threads at a time. It keeps the last piece, because ranges
     are read in order.
     """
@@ -423,7 +423,7 @@ class Content:
         if kept:
             yield start, bytes(kept)
 
-    def _piece(self, piece: Piece) -> bytes:
+    def _piece(self, piece: FilePiece) -> bytes:
         name, data = self._last  # read once: another thread may replace it at any time
         if name != piece.name:
             found = self._place.read(piece.name)

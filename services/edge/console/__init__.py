@@ -6,6 +6,6 @@ decides which requests are from a page of the console; `hub` watches the mesh on
 `board` and `changes` compute the shown state without side effects; `files` serves the page itself.
 """
 
-from services.edge.console.app import Console
+from services.edge.console.app import ConsoleApp
 
-__all__ = ["Console"]
+__all__ = ["ConsoleApp"]

@@ -32,14 +32,14 @@ from shoal.version import VERSION
 from libs.serving.calls.call import new_request_id
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
-from services.edge.activity.history import History
+from services.edge.activity.history import RequestHistory
 from services.edge.asgi import Receive, Scope, Send, State, head_bytes, peer_address
 from services.edge.console.access import check_host, check_json, check_page, origin_name
 from services.edge.console.board import model_content
 from services.edge.console.files import ASSETS, PROTECTION, StaticFiles
-from services.edge.console.hub import Hub
-from services.edge.credentials import Trust, decode_headers, router_metadata
-from services.edge.intake.reading import Intake, Payer
+from services.edge.console.hub import WatchHub
+from services.edge.credentials import CallerTrust, decode_headers, router_metadata
+from services.edge.intake.reading import BodyIntake, Payer
 from services.edge.messages.base import Answer, HttpError, encode_json, retry_headers
 from services.edge.routers import Routers
 
@@ -67,7 +67,7 @@ class Action(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pool: str = ""
 
 
-class Console:
+class ConsoleApp:
     """Answers the console's paths and passes the others to `application`.
 
     Args:
@@ -82,24 +82,26 @@ class Console:
         *,
         hosts: Collection[str] = (),
         origins: Collection[str] = (),
-        trust: Trust | None = None,
-        hub: Hub | None = None,
+        trust: CallerTrust | None = None,
+        hub: WatchHub | None = None,
         addresses: Collection[str] = (),
         guards_all: bool = False,
-        intake: Intake,
-        history: History | None = None,
+        intake: BodyIntake,
+        history: RequestHistory | None = None,
     ) -> None:
         self._application = application
         self._routers = routers
         self._state = state
         self._hosts = frozenset({*hosts, *map(origin_name, origins)})
         self._origins = frozenset(origins)
-        self._trust = trust or Trust()
+        self._trust = trust or CallerTrust()
         self._guards_all = guards_all
         self._intake = intake
         self._files = StaticFiles()
-        self._history = history or History(time.time())
-        self.hub = hub or Hub(routers.watch, routers.may_watch, self._see, lambda: state.is_guarded)
+        self._history = history or RequestHistory(time.time())
+        self.hub = hub or WatchHub(
+            routers.watch, routers.may_watch, self._see, lambda: state.is_guarded
+        )
         self._about = {
             "version": VERSION,
             "routers": sorted(addresses),
@@ -314,7 +316,7 @@ class Console:
         )
 
     def _metadata(self, headers: dict[str, str], connection: Any) -> Metadata:
-        """Raises HttpError."""
+        """Return the metadata of a call for the console. Raises HttpError."""
         if self._state.is_open:
             raise HttpError(
                 "NOT_READY",

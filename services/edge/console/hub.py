@@ -54,7 +54,7 @@ class _Page:
     refusal: HttpError | None = None
 
 
-class Hub:
+class WatchHub:
     """Shares the watch of the mesh.
 
     Args:

@@ -32,7 +32,7 @@ from services.edge.messages.base import (
     single_field,
 )
 from services.edge.messages.limits import ITEMS, PARTS
-from services.edge.messages.names import Target
+from services.edge.messages.names import AliasTarget
 from services.edge.messages.numbers import (
     PIECE_NUMBERS,
     Rows,
@@ -349,7 +349,9 @@ def classify(received: Received) -> MeshCall:
 class _Classification:
     """The ways to answer one request."""
 
-    def __init__(self, request: CohereClassifyRequest, received: Received, named: Target) -> None:
+    def __init__(
+        self, request: CohereClassifyRequest, received: Received, named: AliasTarget
+    ) -> None:
         self.request = request
         self.request_id = received.request_id
         self.named = named

@@ -14,7 +14,7 @@ from shoal.transport.methods import EXTRACT
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects import cohere, openai
-from services.edge.dialects.openai import OPENAI, EmbeddingsAnswer, EmbeddingsRequest, Part
+from services.edge.dialects.openai import OPENAI, EmbeddingsAnswer, EmbeddingsRequest, JinaInput
 from services.edge.messages.base import (
     Answer,
     HttpError,
@@ -40,7 +40,7 @@ class JinaClassifyRequest(msgspec.Struct, kw_only=True):
     because classifiers are not stored.
     """
 
-    input: Annotated[list[str | Part], ITEMS]
+    input: Annotated[list[str | JinaInput], ITEMS]
     model: str | None = None
     labels: Annotated[list[str], LABELS] | None = None
     classifier_id: str | None = None
@@ -139,7 +139,7 @@ def _classify(received: Received) -> MeshCall:
     return MeshCall(EXTRACT, message, convert, fields=fields)
 
 
-def _item(given: str | Part, field: str) -> pb.Item:
+def _item(given: str | JinaInput, field: str) -> pb.Item:
     if isinstance(given, str):
         return text_item(given, field)
     if (given.text is None) == (given.image is None):

@@ -36,7 +36,7 @@ from services.edge.messages.base import (
     retry_headers,
 )
 from services.edge.messages.limits import PARTS, check_items
-from services.edge.messages.names import Target
+from services.edge.messages.names import AliasTarget
 from services.edge.messages.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
 from services.edge.messages.reading import (
     read,
@@ -269,7 +269,7 @@ class _InferCall:
     """The mesh calls that one request may become."""
 
     def __init__(
-        self, name: str, named: Target, request: InferIn, tensors: Mapping[str, Texts]
+        self, name: str, named: AliasTarget, request: InferIn, tensors: Mapping[str, Texts]
     ) -> None:
         self._name = name
         self._named = named
@@ -597,7 +597,7 @@ def _signature(card: models_pb2.ModelCard) -> tuple[list[dict[str, Any]], list[d
     ]
 
 
-def _named(received: Received) -> tuple[str, Target]:
+def _named(received: Received) -> tuple[str, AliasTarget]:
     """Return the name in the path and the model. A version is a revision; 1 is the current one.
     Raises HttpError.
     """

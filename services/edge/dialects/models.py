@@ -25,7 +25,7 @@ from services.edge.messages.base import (
     encode_json,
     retry_headers,
 )
-from services.edge.messages.names import Names, Target
+from services.edge.messages.names import AliasNames, AliasTarget
 from services.edge.messages.reading import target
 
 _STATES: Final = {
@@ -138,7 +138,7 @@ def get_model(received: Received) -> MeshCall:
     return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
 
-def _aliased(names: Names, known: dict[str, models_pb2.Model]) -> list[dict[str, Any]]:
+def _aliased(names: AliasNames, known: dict[str, models_pb2.Model]) -> list[dict[str, Any]]:
     return [
         _entry(name, known.get(target.model, models_pb2.Model(model=target.model)), target)
         for name, target in sorted(names.aliases.items())
@@ -146,7 +146,7 @@ def _aliased(names: Names, known: dict[str, models_pb2.Model]) -> list[dict[str,
     ]
 
 
-def _entry(name: str, model: models_pb2.Model, target: Target | None = None) -> dict[str, Any]:
+def _entry(name: str, model: models_pb2.Model, target: AliasTarget | None = None) -> dict[str, Any]:
     card = model.card
     dims = {
         "dense": (target.dimensions if target else 0) or card.dimensions,

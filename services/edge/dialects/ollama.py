@@ -32,7 +32,7 @@ from services.edge.messages.base import (
     single_field,
 )
 from services.edge.messages.limits import ITEMS
-from services.edge.messages.names import Target
+from services.edge.messages.names import AliasTarget
 from services.edge.messages.numbers import dense_rows, join_rows, rows_per_piece
 from services.edge.messages.reading import (
     read,
@@ -376,14 +376,14 @@ def running(received: Received) -> Answer:
     return Answer(b"Ollama is running", media_type=b"text/plain; charset=utf-8")
 
 
-def model_named(received: Received, name: str) -> Target:
+def model_named(received: Received, name: str) -> AliasTarget:
     """Return the model of that name. Raises HttpError."""
     return target(
         received, name if name in received.names.aliases else name.removesuffix(_LATEST) or name
     )
 
 
-def answer_if_known(named: Target, content: dict[str, Any]) -> MeshCall:
+def answer_if_known(named: AliasTarget, content: dict[str, Any]) -> MeshCall:
     """Answer with `content` if the model is known."""
     return MeshCall(
         GET_MODEL,

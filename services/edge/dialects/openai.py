@@ -107,14 +107,14 @@ def error(problem: HttpError) -> Answer:
 OPENAI: Final = Dialect("openai", error)
 
 
-class Part(msgspec.Struct, kw_only=True):
+class JinaInput(msgspec.Struct, kw_only=True):
     """One of Jina's inputs."""
 
     text: str | None = None
     image: str | None = None
 
 
-Input = str | list[str | int | list[int] | Part]
+Input = str | list[str | int | list[int] | JinaInput]
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
@@ -350,7 +350,7 @@ def _inputs(request: EmbeddingsRequest) -> Input:
     if request.modality != "image":
         raise invalid(f"modality is {request.modality!r}; it must be text or image", "modality")
     given = [request.input] if isinstance(request.input, str) else request.input
-    return [Part(image=one) if isinstance(one, str) else one for one in given]
+    return [JinaInput(image=one) if isinstance(one, str) else one for one in given]
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +422,7 @@ def _items(given: Input, vocabulary: Vocabulary | None) -> tuple[list[pb.Item], 
 
 
 def _item(
-    given: str | int | list[int] | Part, field: str, vocabulary: Vocabulary | None
+    given: str | int | list[int] | JinaInput, field: str, vocabulary: Vocabulary | None
 ) -> pb.Item:
     if isinstance(given, str):
         return text_item(given, field)
@@ -437,7 +437,7 @@ def _item(
                 ),
                 field,
             ) from None
-    if isinstance(given, Part):
+    if isinstance(given, JinaInput):
         if (given.text is None) == (given.image is None):
             raise invalid(f"{field} must have either text or image", field)
         return (

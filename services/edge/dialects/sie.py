@@ -36,7 +36,7 @@ from services.edge.messages.base import (
     retry_headers,
 )
 from services.edge.messages.limits import ITEMS, LABELS, PARTS, SPANS
-from services.edge.messages.names import Target
+from services.edge.messages.names import AliasTarget
 from services.edge.messages.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
 from services.edge.messages.reading import (
     plain_text_item,
@@ -176,7 +176,7 @@ class ChunkingIn(msgspec.Struct, kw_only=True):
     return_text: bool = False
 
 
-class Options(msgspec.Struct, kw_only=True):
+class SieOptions(msgspec.Struct, kw_only=True):
     """Options of a request. An unsupported option that would change numbers is refused; other
     options are ignored.
     """
@@ -213,7 +213,7 @@ class Params(msgspec.Struct, kw_only=True):
     labels: Annotated[list[str], LABELS] | None = None
     output_schema: dict[str, Any] | None = None
     """The structures to find, in the gliner2 package's form; SIE does not define the form."""
-    options: Options | None = None
+    options: SieOptions | None = None
     chunking: ChunkingIn | None = None
     """Shoal's, only for encode."""
 
@@ -234,7 +234,7 @@ class ScoreIn(msgspec.Struct, kw_only=True):
     query: ItemIn
     items: Annotated[list[ItemIn], ITEMS]
     instruction: str | None = None
-    options: Options | None = None
+    options: SieOptions | None = None
     # Shoal's.
     pool: str | None = None
     priority: str | int | None = None
@@ -269,7 +269,7 @@ class ItemsOut(msgspec.Struct, kw_only=True):
     timing: dict[str, float]
     usage: dict[str, int]
     embedding_id: str = ""
-    """Shoal's, only for encode: identifies what decided the vectors."""
+    """Shoal's, only for encode: identifies the model and options that decide the vectors."""
 
 
 _FORMS: Final = {
@@ -428,7 +428,7 @@ def extract(received: Received) -> MeshCall:
         return _extract(received, request, named, list(reply.model.card.tasks))
 
     def fallback(problem: HttpError) -> MeshCall | None:
-        """No worker knows the model yet: a request makes one look for it."""
+        """Call a model that no worker knows yet, which makes a worker load it."""
         return (
             _extract(received, request, named, []) if problem.reason == "MODEL_NOT_FOUND" else None
         )
@@ -439,10 +439,10 @@ def extract(received: Received) -> MeshCall:
 
 
 def _extract(
-    received: Received, request: ExtractIn, named: Target, tasks: list[models_pb2.Task]
+    received: Received, request: ExtractIn, named: AliasTarget, tasks: list[models_pb2.Task]
 ) -> MeshCall:
     params = request.params or Params()
-    options = params.options or Options()
+    options = params.options or SieOptions()
     message = pb.ExtractRequest(
         model=named.model,
         items=_items(request.items),
@@ -477,7 +477,7 @@ def _extract(
 
 
 def _set_task(
-    message: pb.ExtractRequest, params: Params, options: Options, tasks: list[models_pb2.Task]
+    message: pb.ExtractRequest, params: Params, options: SieOptions, tasks: list[models_pb2.Task]
 ) -> None:
     labels = params.labels or []
     schema = _schema(params)
@@ -598,13 +598,13 @@ def _value(value: pb.StructureValue) -> dict[str, Any]:
     return {"text": value.text, "score": value.score, **place}
 
 
-def _named(received: Received) -> Target:
+def _named(received: Received) -> AliasTarget:
     """Return the model's target. `:default` is SIE's name of the profile that every model has."""
     return target(received, received.model.removesuffix(":default"))
 
 
-def _options(options: Options | None, path: str) -> Options:
-    options = options or Options()
+def _options(options: SieOptions | None, path: str) -> SieOptions:
+    options = options or SieOptions()
     for name in _WRONG_OPTIONS:
         if getattr(options, name) not in (None, False):
             raise invalid(
@@ -618,7 +618,7 @@ def _options(options: Options | None, path: str) -> Options:
     return options
 
 
-def _overflow(options: Options) -> pb.Truncation:
+def _overflow(options: SieOptions) -> pb.Truncation:
     found: pb.Truncation = _choice(
         _OVERFLOW, options.overflow_policy or "truncate", "params.options.overflow_policy"
     )

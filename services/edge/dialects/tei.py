@@ -34,7 +34,7 @@ from services.edge.messages.base import (
     single_field,
 )
 from services.edge.messages.limits import ITEMS
-from services.edge.messages.names import Target
+from services.edge.messages.names import AliasTarget
 from services.edge.messages.numbers import decoded, dense_rows, join_rows, rows_per_piece
 from services.edge.messages.reading import (
     named_or_default,
@@ -424,7 +424,7 @@ def health(received: Received) -> Answer:
     return Answer(b"")
 
 
-def path_target(received: Received, default: str) -> Target:
+def path_target(received: Received, default: str) -> AliasTarget:
     """Return the model of the path, or else the target of the alias `default`. Raises HttpError."""
     return named_or_default(received, received.model, default)
 
@@ -493,7 +493,7 @@ def _parse_inputs(inputs: str | list[str | list[str]]) -> tuple[list[list[str]],
 
 
 def _pairs(
-    named: Target, pairs: list[list[str]], truncation: pb.Truncation, is_batch: bool
+    named: AliasTarget, pairs: list[list[str]], truncation: pb.Truncation, is_batch: bool
 ) -> MeshCall:
     message = pb.ScoreRequest(
         model=named.model,

@@ -3,7 +3,7 @@ Pure.
 
 Messages do not name a model: the address or the aliases `embed`, `rerank` and `predict` determine
 it. `truncate` defaults to false. Texts of a stream that agree on all other fields share a call
-(`Batch.key`).
+(`BatchedMethod.key`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from services.edge.messages.base import (
     item_fields,
     single_field,
 )
-from services.edge.messages.names import Target
+from services.edge.messages.names import AliasTarget
 from services.edge.messages.numbers import decoded, dense_rows
 from services.edge.messages.reading import named_or_default, read_role, text_item
 from services.edge.teiv1 import tei_pb2
@@ -72,7 +72,7 @@ _TEXT: Final = single_field("items", "inputs")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchedMethod:
     """One kind of call.
 
     Attributes:
@@ -363,7 +363,7 @@ def _refuse_raw(request: Any) -> None:
         raise invalid("raw_scores is not supported: labels have probabilities", "raw_scores")
 
 
-def _named(received: Received, default: str) -> Target:
+def _named(received: Received, default: str) -> AliasTarget:
     return named_or_default(received, received.model, default)
 
 
@@ -411,19 +411,19 @@ def _metadata(reply: Any, characters: int, used: int) -> tei_pb2.Metadata:
 
 
 _OPTIONS: Final = ("truncate", "truncation_direction", "prompt_name")
-_EMBED: Final = Batch(tei_pb2.EmbedRequest, embed, (*_OPTIONS, "normalize", "dimensions"))
-_SPARSE: Final = Batch(tei_pb2.EmbedSparseRequest, embed_sparse, _OPTIONS)
-_ALL: Final = Batch(tei_pb2.EmbedAllRequest, embed_all, _OPTIONS)
-_PREDICT: Final = Batch(
+_EMBED: Final = BatchedMethod(tei_pb2.EmbedRequest, embed, (*_OPTIONS, "normalize", "dimensions"))
+_SPARSE: Final = BatchedMethod(tei_pb2.EmbedSparseRequest, embed_sparse, _OPTIONS)
+_ALL: Final = BatchedMethod(tei_pb2.EmbedAllRequest, embed_all, _OPTIONS)
+_PREDICT: Final = BatchedMethod(
     tei_pb2.PredictRequest, predict, ("truncate", "truncation_direction", "raw_scores")
 )
-_PAIR: Final = Batch(tei_pb2.PredictPairRequest, predict_pair)
-_TOKENS: Final = Batch(
+_PAIR: Final = BatchedMethod(tei_pb2.PredictPairRequest, predict_pair)
+_TOKENS: Final = BatchedMethod(
     tei_pb2.EncodeRequest, tokenize, ("add_special_tokens", "prompt_name"), TOKENIZED_BYTES
 )
-_IDS: Final = Batch(tei_pb2.DecodeRequest, decode, ("skip_special_tokens",))
-SERVICES: Final[dict[str, dict[str, Batch]]] = {
-    "tei.v1.Info": {"Info": Batch(tei_pb2.InfoRequest, info)},
+_IDS: Final = BatchedMethod(tei_pb2.DecodeRequest, decode, ("skip_special_tokens",))
+SERVICES: Final[dict[str, dict[str, BatchedMethod]]] = {
+    "tei.v1.Info": {"Info": BatchedMethod(tei_pb2.InfoRequest, info)},
     "tei.v1.Embed": {
         "Embed": _EMBED,
         "EmbedStream": _EMBED,
@@ -439,8 +439,8 @@ SERVICES: Final[dict[str, dict[str, Batch]]] = {
         "PredictPairStream": _PAIR,
     },
     "tei.v1.Rerank": {
-        "Rerank": Batch(tei_pb2.RerankRequest, rerank),
-        "RerankStream": Batch(tei_pb2.RerankStreamRequest, rerank_stream),
+        "Rerank": BatchedMethod(tei_pb2.RerankRequest, rerank),
+        "RerankStream": BatchedMethod(tei_pb2.RerankStreamRequest, rerank_stream),
     },
     "tei.v1.Tokenize": {
         "Tokenize": _TOKENS,

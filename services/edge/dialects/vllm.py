@@ -32,7 +32,7 @@ from services.edge.messages.base import (
     single_field,
 )
 from services.edge.messages.limits import ITEMS, LABELS
-from services.edge.messages.names import Target
+from services.edge.messages.names import AliasTarget
 from services.edge.messages.numbers import (
     Rows,
     decoded,
@@ -333,7 +333,7 @@ class _Pooling:
         self,
         received: Received,
         request: PoolingIn,
-        named: Target,
+        named: AliasTarget,
         items: list[pb.Item],
         fields: Fields,
     ) -> None:
@@ -427,7 +427,12 @@ class _Pooling:
 
 
 def _envelope(
-    received: Received, kind: str, model: str | None, named: Target, data: list[Any], tokens: int
+    received: Received,
+    kind: str,
+    model: str | None,
+    named: AliasTarget,
+    data: list[Any],
+    tokens: int,
 ) -> dict[str, Any]:
     """Return the fields that all three answers share, in vLLM's order."""
     return {
@@ -441,7 +446,7 @@ def _envelope(
 
 
 def _classification(
-    named: Target, items: list[pb.Item], request: LabelsIn | PoolingIn
+    named: AliasTarget, items: list[pb.Item], request: LabelsIn | PoolingIn
 ) -> pb.ExtractRequest:
     if request.use_activation is False or request.activation is False:
         field = "use_activation" if request.use_activation is False else "activation"

@@ -66,18 +66,18 @@ class Budget:
         self._tenants: dict[str, _Holder] = {}
         self._addresses: dict[str, _Holder] = {}
 
-    def enter(self, address: str) -> Reservation:
+    def enter(self, address: str) -> BodyReservation:
         """Return the reservation of a new request, which the caller must release. An empty address
         is unknown.
         """
-        return Reservation(self, network_key(address))
+        return BodyReservation(self, network_key(address))
 
     def held_by_tenants(self) -> dict[str, int]:
         """Return the bytes that each tenant with requests in flight holds."""
         return {name: holder.bytes for name, holder in self._tenants.items()}
 
 
-class Reservation:
+class BodyReservation:
     """The memory that one request holds. `tenant` is None until a router has identified the caller.
 
     A request takes memory five times, so its holders are looked up once and counted in place.

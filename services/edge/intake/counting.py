@@ -59,7 +59,7 @@ Positions = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class ContentCount:
     """The size of a body's contents.
 
     Attributes:
@@ -78,7 +78,7 @@ class Count:
         return self.objects * OBJECT_BYTES + self.values * VALUE_BYTES
 
 
-def count_objects(body: bytes, *, is_msgpack: bool) -> Count:
+def count_objects(body: bytes, *, is_msgpack: bool) -> ContentCount:
     """Return an upper bound of what decoding the body creates. Raises HttpError TOO_LARGE above
     MAX_OBJECTS or MAX_VALUES, INVALID_INPUT above MAX_DEPTH.
     """
@@ -87,7 +87,7 @@ def count_objects(body: bytes, *, is_msgpack: bool) -> Count:
     return count
 
 
-def _check(count: Count) -> None:
+def _check(count: ContentCount) -> None:
     if count.depth > MAX_DEPTH:
         raise invalid(
             f"the body is nested more than {MAX_DEPTH} levels deep, which is the limit", ""
@@ -106,9 +106,9 @@ def _check(count: Count) -> None:
             )
 
 
-def _count_json(body: bytes) -> Count:
+def _count_json(body: bytes) -> ContentCount:
     quotes, commas, opens = _count_bytes(body)
-    count = Count(quotes // 2 + opens, commas + opens)
+    count = ContentCount(quotes // 2 + opens, commas + opens)
     is_loose = len(body) > MIN_EXACT_BYTES and count.bytes > MAX_LOOSE_FACTOR * len(body)
     if is_loose or count.objects > MAX_OBJECTS or count.values > MAX_VALUES or opens > MAX_DEPTH:
         return _count_exactly(body)
@@ -134,7 +134,7 @@ def _count_bytes(body: bytes) -> tuple[int, int, int]:
     return quotes, commas, opens
 
 
-def _count_exactly(body: bytes) -> Count:
+def _count_exactly(body: bytes) -> ContentCount:
     """Count without the contents of texts until a limit is exceeded. If the count goes wrong
     because the body is not JSON, the decoder stops at the same place.
     """
@@ -162,7 +162,7 @@ def _count_exactly(body: bytes) -> Count:
         is_text ^= len(quotes) & 1
         if objects > MAX_OBJECTS or values > MAX_VALUES or deepest > MAX_DEPTH:
             break
-    return Count(objects, values, deepest)
+    return ContentCount(objects, values, deepest)
 
 
 def _unescaped(piece: NDArray[np.uint8], quotes: Positions) -> Positions:
@@ -226,7 +226,7 @@ _EXTENSIONS: Final = (0xC7, 0xC8, 0xC9)
 _MAPS, _LISTS = (0xDE, 0xDF), (0xDC, 0xDD)
 
 
-def _count_msgpack(body: bytes) -> Count:
+def _count_msgpack(body: bytes) -> ContentCount:
     """Walk the body until a limit is exceeded. At bytes that are not MessagePack the decoder stops
     too.
     """
@@ -239,7 +239,7 @@ def _count_msgpack(body: bytes) -> Count:
     while position < end:
         while not missing:
             if len(left) == 1:
-                return Count(values - scalars, values, deepest)
+                return ContentCount(values - scalars, values, deepest)
             missing = left.pop()
         if has_runs and missing >= _MIN_RUN and sizes[body[position]] == 1:
             size, empty, is_deeper = _read_run(body, position, missing)
@@ -273,8 +273,8 @@ def _count_msgpack(body: bytes) -> Count:
         # A list is refused by its declared length before it is walked; each value has at least one
         # byte.
         if values + entries > MAX_VALUES or deepest > MAX_DEPTH:
-            return Count(values - scalars, values + entries, deepest)
-    return Count(values - scalars, values, deepest)
+            return ContentCount(values - scalars, values + entries, deepest)
+    return ContentCount(values - scalars, values, deepest)
 
 
 def _read_run(body: bytes, position: int, missing: int) -> tuple[int, int, bool]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from shoal.transport.wire import Metadata
 
 from services.edge.compression import Inflater
-from services.edge.intake.budget import Budget, Reservation
+from services.edge.intake.budget import BodyReservation, Budget
 from services.edge.intake.callers import Callers
 from services.edge.intake.counting import count_objects
 from services.edge.messages.base import HttpError
@@ -57,7 +57,7 @@ class Payer:
     __slots__ = ("_address", "_callers", "_metadata", "_owed", "_reservation")
 
     def __init__(
-        self, reservation: Reservation, callers: Callers, metadata: Metadata, address: str
+        self, reservation: BodyReservation, callers: Callers, metadata: Metadata, address: str
     ) -> None:
         self._address = address
         self._reservation = reservation
@@ -142,7 +142,7 @@ class Payer:
         self._reservation.release()
 
 
-class Intake:
+class BodyIntake:
     """Reads bodies within `bounds` and charges them to their callers' share of `budget`."""
 
     def __init__(self, budget: Budget, callers: Callers, bounds: BodyLimits | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from shoal.transport.wire import Metadata
 
-from services.edge.intake.reading import Intake, Payer, Receive
+from services.edge.intake.reading import BodyIntake, Payer, Receive
 from services.edge.messages.base import Answer, Headers
 
 UNBUFFERED: Final[Headers] = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
@@ -44,7 +44,7 @@ class ServedRequest:
     headers: Mapping[str, str]
     metadata: Metadata
     receive: Receive
-    intake: Intake
+    intake: BodyIntake
     payer: Payer
     is_whole: bool
 

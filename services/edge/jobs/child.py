@@ -19,13 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from shoal.bulk.engine import Job, create
+from shoal.bulk.engine import JobRun, create
 from shoal.bulk.failures import Busy, JobError, without_credentials
 from shoal.bulk.manifest import Manifest, load
 from shoal.bulk.matching import find_input
 from shoal.bulk.places import absolute, place
-from shoal.bulk.progress import Progress
-from shoal.bulk.spec import Limits, recipe_from
+from shoal.bulk.progress import JobProgress
+from shoal.bulk.spec import BulkLimits, recipe_from
 from shoal.calls.retry import RetryPolicy
 from shoal.client import AsyncClient
 from shoal.errors import PermissionDenied, ShoalError, Unauthenticated
@@ -85,7 +85,7 @@ async def _run(order: dict[str, Any], reader: asyncio.StreamReader) -> dict[str,
             if manifest.state != "completed" or order["retry"]:
                 await _price(manifest, client)
                 where = place(order["output"])
-                job = Job(where, manifest, client, on_progress=_reporter())
+                job = JobRun(where, manifest, client, on_progress=_reporter())
                 obeying = asyncio.create_task(_obey(reader, job, token))
                 try:
                     manifest = await job.run(retry=order["retry"])
@@ -118,7 +118,7 @@ async def _run(order: dict[str, Any], reader: asyncio.StreamReader) -> dict[str,
 
 def _manifest(order: dict[str, Any]) -> Manifest:
     """Return the manifest of the order's job, of files below the roots. Raises JobError."""
-    roots, source, limits = order["roots"], order["input"], Limits(**order["limits"])
+    roots, source, limits = order["roots"], order["input"], BulkLimits(**order["limits"])
     check_location(source, roots, "input")
     check_location(order["output"], roots, "output")
     # All files that the input matches: the job may later adopt another manifest that names them.
@@ -144,7 +144,7 @@ async def _price(manifest: Manifest, client: AsyncClient) -> None:
         pass  # The mesh may be starting.
 
 
-async def _obey(reader: asyncio.StreamReader, job: Job, token: list[str]) -> None:
+async def _obey(reader: asyncio.StreamReader, job: JobRun, token: list[str]) -> None:
     """Follow the requests of the edge until cancelled."""
     while line := await reader.readline():
         request = json.loads(line)
@@ -161,7 +161,7 @@ def _reporter() -> Any:
     """Return a function that reports progress from time to time."""
     reported_at = 0.0
 
-    def report(progress: Progress) -> None:
+    def report(progress: JobProgress) -> None:
         nonlocal reported_at
         if time.monotonic() - reported_at >= _JOB_REPORT_SECONDS:
             reported_at = time.monotonic()

@@ -8,12 +8,12 @@ from typing import Any, Final, Literal
 import msgspec
 from shoal.bulk.failures import JobError
 from shoal.bulk.places import local_path
-from shoal.bulk.spec import DEFAULT_CHUNK_ROWS, Limits, recipe_from
+from shoal.bulk.spec import DEFAULT_CHUNK_ROWS, BulkLimits, recipe_from
 
 from libs.telemetry import metrics, traces
 from services.edge.batches.context import (
     MAX_RECORDS,
-    Caller,
+    BatchCaller,
     Context,
     json_answer,
     list_page,
@@ -23,17 +23,17 @@ from services.edge.batches.context import (
     storage_errors,
 )
 from services.edge.batches.files import ids_after, parse_limit, parse_query
-from services.edge.batches.leases import Lease
-from services.edge.batches.manager import Kind, Manager, Record
+from services.edge.batches.leases import BatchLease
+from services.edge.batches.manager import Manager, WorkKind, WorkRecord
 from services.edge.batches.runner import CANCEL
 from services.edge.intake.served import ServedRequest
 from services.edge.jobs.objects import FINAL, JOB_ID, JOB_PREFIX, STOPPED, JobRecord
-from services.edge.jobs.roots import check_location, roots_of
-from services.edge.jobs.runner import JobRunner, Mesh
+from services.edge.jobs.roots import check_location, tenant_roots
+from services.edge.jobs.runner import JobRunner, MeshConnection
 from services.edge.jobs.settings import JobSettings
 from services.edge.jobs.store import MAX_CHANGES, PAUSE, JobStore
 from services.edge.messages.base import Answer, HttpError, Received, invalid
-from services.edge.messages.names import Names
+from services.edge.messages.names import AliasNames
 from services.edge.messages.reading import read
 
 MAX_SUBMITTED_CHUNK_ROWS: Final = 1 << 16
@@ -106,10 +106,10 @@ class JobResume(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     limits: JobLimits = msgspec.field(default_factory=JobLimits)
 
 
-class JobKind(Kind):
+class JobKind(WorkKind):
     """Submitted jobs, as work that edges claim."""
 
-    def __init__(self, context: Context, settings: JobSettings, mesh: Mesh) -> None:
+    def __init__(self, context: Context, settings: JobSettings, mesh: MeshConnection) -> None:
         self._context, self._settings, self._mesh = context, settings, mesh
         # Series exist before the first event, so that the rate of the first one is not lost.
         for status in STOPPED:
@@ -123,7 +123,7 @@ class JobKind(Kind):
     def find(self, key: str, identity: str) -> JobRecord | None:
         return JobStore(self._context.store, key).job(identity)
 
-    def work(self, key: str, record: Record, lease: Lease) -> JobRunner:
+    def work(self, key: str, record: WorkRecord, lease: BatchLease) -> JobRunner:
         assert isinstance(record, JobRecord)  # noqa: S101  # for the type checker
         store = JobStore(self._context.store, key)
         return JobRunner(
@@ -147,11 +147,11 @@ class Jobs:
         """`POST /v1/jobs`."""
         with storage_errors():
             caller = await self._context.caller(request)
-        wanted = read(JobRequest, Received(await read_body(request, _BODY_BYTES), Names({})))
+        wanted = read(JobRequest, Received(await read_body(request, _BODY_BYTES), AliasNames({})))
         recipe = _recipe(wanted.recipe)
-        limits = self._limits(Limits(), wanted.limits)
+        limits = self._limits(BulkLimits(), wanted.limits)
         try:
-            roots = roots_of(self._settings.roots, caller.identified)
+            roots = tenant_roots(self._settings.roots, caller.identified)
             await self._context.io(check_location, wanted.input, roots, "input")
             await self._context.io(check_location, wanted.output, roots, "output")
         except JobError as error:
@@ -237,7 +237,9 @@ class Jobs:
             caller, record = await self._find(request)
             store = self._store(caller)
             body = await read_body(request, _BODY_BYTES)
-            wanted = read(JobResume, Received(body, Names({}))) if body.strip() else JobResume()
+            wanted = (
+                read(JobResume, Received(body, AliasNames({}))) if body.strip() else JobResume()
+            )
             async with self._context.creating_batch(store.key):
                 is_active = await self._context.io(store.is_active, record.id)
                 record = await self._record(store, record.id)
@@ -247,7 +249,7 @@ class Jobs:
                 if retry != (record.status == "completed") or record.status == "cancelled":
                     needed = "a completed job" if retry else "a job that stopped before its end"
                     raise HttpError("CONFLICT", f"the job is {record.status}; this needs {needed}")
-                record.limits = self._limits(Limits(**record.limits), wanted.limits)
+                record.limits = self._limits(BulkLimits(**record.limits), wanted.limits)
                 record.status, record.error, record.ended_at = "queued", "", 0
                 record.retry = record.retry or retry
                 record.tenant, record.needs_token = caller.tenant, caller.needs_token
@@ -261,10 +263,10 @@ class Jobs:
         self._manager.wake()
         return json_answer(record.to_client())
 
-    def _store(self, caller: Caller) -> JobStore:
+    def _store(self, caller: BatchCaller) -> JobStore:
         return JobStore(self._context.store, caller.store.key)
 
-    async def _find(self, request: ServedRequest) -> tuple[Caller, JobRecord]:
+    async def _find(self, request: ServedRequest) -> tuple[BatchCaller, JobRecord]:
         caller = await self._context.caller(request)
         record = await self._record(self._store(caller), request.parameter)
         if not record.is_ended:
@@ -286,7 +288,7 @@ class Jobs:
     async def _request(self, store: JobStore, record: JobRecord, name: str) -> None:
         """Leave a request for the edge that runs a job."""
         await self._context.io(store.requests(record.id).create, name, b"{}")
-        work = self._manager.work_of(record.id)
+        work = self._manager.find_work(record.id)
         if isinstance(work, JobRunner):
             work.request(name)
         self._manager.wake()  # To stop a job that waits.
@@ -321,7 +323,7 @@ class Jobs:
                 f"this tenant has {MAX_RECORDS:,} jobs that run or may be resumed: cancel some",
             )
 
-    def _limits(self, before: Limits, wanted: JobLimits) -> dict[str, Any]:
+    def _limits(self, before: BulkLimits, wanted: JobLimits) -> dict[str, Any]:
         """Return the limits of a job. Raises HttpError."""
         given = {
             name: value
@@ -331,7 +333,7 @@ class Jobs:
         found = {name: getattr(before, name) for name in wanted.__struct_fields__} | given
         found["in_flight"] = min(found["in_flight"], self._settings.in_flight)
         try:
-            Limits(**found)
+            BulkLimits(**found)
         except JobError as error:
             raise invalid(str(error), "limits") from None
         return found

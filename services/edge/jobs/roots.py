@@ -36,7 +36,7 @@ def overlap(root: str, other: str) -> bool:
     return _is_below(base, other) or _is_below(other, base)
 
 
-def roots_of(roots: Iterable[str], tenant: str) -> list[str]:
+def tenant_roots(roots: Iterable[str], tenant: str) -> list[str]:
     """Return the roots of a tenant. Raises JobError if its name cannot be that of a folder."""
     found = list(roots)
     if any(TENANT in root for root in found) and not _TENANT_NAME.fullmatch(tenant):

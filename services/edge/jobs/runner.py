@@ -21,12 +21,12 @@ from shoal.transport.wire import Metadata
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import fields
 from services.edge.batches.context import Context
-from services.edge.batches.leases import BATCH_RENEW_SECONDS, Lease, LeaseLost
+from services.edge.batches.leases import BATCH_RENEW_SECONDS, BatchLease, LeaseLost
 from services.edge.batches.runner import CANCEL
 from services.edge.credentials import AUTHORIZATION
 from services.edge.jobs.objects import JobCounts, JobRecord, Status
 from services.edge.jobs.process import JobProcess
-from services.edge.jobs.roots import roots_of
+from services.edge.jobs.roots import tenant_roots
 from services.edge.jobs.settings import JobSettings
 from services.edge.jobs.store import PAUSE, JobStore
 
@@ -43,7 +43,7 @@ UNAUTHENTICATED: Final = "UNAUTHENTICATED"
 _REQUESTS: Final = {CANCEL: "cancel", PAUSE: "pause"}
 
 
-class Mesh:
+class MeshConnection:
     """The connection of the process to the routers."""
 
     def __init__(self, routers: tuple[str, ...], tls: Tls | None) -> None:
@@ -81,10 +81,10 @@ class JobRunner:
         context: Context,
         store: JobStore,
         record: JobRecord,
-        lease: Lease,
+        lease: BatchLease,
         *,
         settings: JobSettings,
-        mesh: Mesh,
+        mesh: MeshConnection,
     ) -> None:
         self.key, self.record = store.key, record
         self.is_preempted = False
@@ -248,7 +248,7 @@ class JobRunner:
             "output": record.output,
             "limits": limits,
             "retry": record.retry,
-            "roots": roots_of(settings.roots, record.identified),
+            "roots": tenant_roots(settings.roots, record.identified),
             "input_bytes": settings.input_bytes,
             "process_bytes": settings.process_bytes,
         }

@@ -19,10 +19,10 @@ from typing import Final
 
 import msgspec
 from shoal.bulk.failures import StorageError
-from shoal.bulk.places import Place
+from shoal.bulk.places import OutputPlace
 
 from services.edge.batches.runner import CANCEL
-from services.edge.batches.store import RECORDS, Store
+from services.edge.batches.store import RECORDS, BatchStore
 from services.edge.jobs.objects import FINAL, JOB_ID, JobRecord
 
 PAUSE: Final = "pause.json"
@@ -38,7 +38,7 @@ class JobStore:
         key: The name of the tenant's folder.
     """
 
-    def __init__(self, store: Store, key: str) -> None:
+    def __init__(self, store: BatchStore, key: str) -> None:
         self._store, self.key = store, key
 
     def job(self, identity: str) -> JobRecord | None:
@@ -110,7 +110,7 @@ class JobStore:
         """Save the progress of a job, which counts until its next change."""
         self._records().replace(record.id + _JSON, msgspec.json.encode(record))
 
-    def requests(self, identity: str) -> Place:
+    def requests(self, identity: str) -> OutputPlace:
         """Return the folder of requests to a job."""
         return self._store.folder(self.key, identity)
 
@@ -152,7 +152,7 @@ class JobStore:
     def _marker(self, identity: str) -> str:
         return f"{self.key}.{identity}"
 
-    def _records(self) -> Place:
+    def _records(self) -> OutputPlace:
         return self._store.folder(self.key, RECORDS)
 
 

@@ -19,7 +19,7 @@ from shoal.v1 import inference_pb2 as pb
 
 from libs import embedding_id
 from libs.names import is_model_id
-from services.edge.messages.names import Names
+from services.edge.messages.names import AliasNames
 from services.edge.messages.vocabulary import Vocabulary
 
 EXPECT_EMBEDDING_ID_HEADER: Final = "x-shoal-expect-embedding-id"
@@ -139,11 +139,11 @@ class HttpError(Exception):
         """The dialect of the error if only the body determines it; otherwise the route's."""
 
     @staticmethod
-    def from_error(error: ShoalError, question: MeshCall | Stream) -> HttpError:
+    def from_error(error: ShoalError, call: MeshCall | StreamedCall) -> HttpError:
         """Return the error of a failed router call, in the names of the call's dialect."""
         status = STATUS.get(error.reason) or _OF_CODE.get(error.code, 500)
-        message = question.renamed(error.message)
-        field = "model" if error.field in _TASK_FIELDS else question.renamed(error.field)
+        message = call.renamed(error.message)
+        field = "model" if error.field in _TASK_FIELDS else call.renamed(error.field)
         if error.field == embedding_id.FIELD:
             field = EXPECT_EMBEDDING_ID_HEADER
         return HttpError(
@@ -167,7 +167,7 @@ class Received:
     """
 
     body: bytes
-    names: Names
+    names: AliasNames
     model: str = ""
     content_type: str = ""
     accept: str = ""
@@ -284,7 +284,7 @@ class MeshCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamedCall:
     """A call of the mesh with replies that are streamed to the client. The first reply determines
     the status.
 
@@ -346,7 +346,7 @@ class Dialect:
     error: Callable[[HttpError], Answer]
 
 
-Handler = Callable[[Received], "MeshCall | Stream | Answer"]
+Handler = Callable[[Received], "MeshCall | StreamedCall | Answer"]
 
 
 @dataclass(frozen=True, slots=True)

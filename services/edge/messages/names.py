@@ -19,7 +19,7 @@ ROLES: Final[tuple[Role, ...]] = ("query", "document")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AliasTarget:
     """The model and options that a name resolves to. `dimensions` 0 means all."""
 
     model: str
@@ -29,12 +29,12 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class AliasNames:
     """A snapshot of the aliases."""
 
-    aliases: Mapping[str, Target]
+    aliases: Mapping[str, AliasTarget]
 
-    def find(self, name: str) -> Target | None:
+    def find(self, name: str) -> AliasTarget | None:
         """Return the target of a name, or None if it is neither an alias nor a valid model id."""
         known = self._whole(name)
         if known is not None:
@@ -42,8 +42,8 @@ class Names:
         start, _, end = name.rpartition(":")
         for role in ROLES:
             if end == role and (found := self._whole(start)) is not None:
-                return Target(found.model, role, found.dimensions, found.adapter)
+                return AliasTarget(found.model, role, found.dimensions, found.adapter)
         return None
 
-    def _whole(self, name: str) -> Target | None:
-        return self.aliases.get(name) or (Target(name) if is_model_id(name) else None)
+    def _whole(self, name: str) -> AliasTarget | None:
+        return self.aliases.get(name) or (AliasTarget(name) if is_model_id(name) else None)

@@ -16,7 +16,7 @@ from shoal.v1 import inference_pb2 as pb
 
 from services.edge.messages.base import HttpError, Received, invalid
 from services.edge.messages.limits import too_many
-from services.edge.messages.names import Role, Target
+from services.edge.messages.names import AliasTarget, Role
 
 S = TypeVar("S", bound=msgspec.Struct)
 _AT: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
@@ -63,7 +63,7 @@ def _misfit(text: str) -> HttpError:
     return invalid(f"{parent or 'the body'}: {message}", parent)
 
 
-def target(received: Received, name: str, field: str = "model") -> Target:
+def target(received: Received, name: str, field: str = "model") -> AliasTarget:
     """Return the target of a model's name. Raises HttpError MODEL_NOT_FOUND for an invalid name."""
     found = received.names.find(name)
     if found is None:
@@ -99,7 +99,7 @@ def is_role_word(word: str) -> bool:
     return word in _WORDS
 
 
-def read_role(target: Target, **words: str | None) -> pb.Role:
+def read_role(target: AliasTarget, **words: str | None) -> pb.Role:
     """Return the role that a request's fields name, or else the alias's. Raises HttpError for an
     unknown word or two different roles.
     """
@@ -224,7 +224,7 @@ def image_part(uri: str, field: str) -> pb.Part:
         ) from None
 
 
-def named_or_default(received: Received, name: str | None, default: str) -> Target:
+def named_or_default(received: Received, name: str | None, default: str) -> AliasTarget:
     """Return the target of a model's name, or of the alias `default` if a request names none.
     Raises HttpError.
     """

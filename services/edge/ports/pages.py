@@ -49,7 +49,7 @@ _PREFLIGHT: Final[tuple[Header, ...]] = (
 )
 
 
-class Pages:
+class PageGuard:
     """Guards the applications of an edge.
 
     Args:

@@ -36,16 +36,16 @@ from libs.telemetry.logs import REQUEST_ID, fields
 from services.edge.activity.cost import truncated_inputs
 from services.edge.asgi import State
 from services.edge.credentials import (
-    Trust,
+    CallerTrust,
     read_request_id,
     read_timeout,
     router_metadata,
     trace_metadata,
 )
-from services.edge.dialects.tei_v1 import CODES, SERVICES, Batch
-from services.edge.intake.reading import UNIDENTIFIED_BODY_BYTES, Intake, Payer
+from services.edge.dialects.tei_v1 import CODES, SERVICES, BatchedMethod
+from services.edge.intake.reading import UNIDENTIFIED_BODY_BYTES, BodyIntake, Payer
 from services.edge.messages.base import TRUNCATED_INPUTS_HEADER, HttpError, MeshCall, Received
-from services.edge.messages.names import Names
+from services.edge.messages.names import AliasNames
 from services.edge.routers import Routers
 
 log = logging.getLogger(__name__)
@@ -85,12 +85,12 @@ class TeiServer:
     def __init__(
         self,
         routers: Routers,
-        names: Callable[[], Names],
+        names: Callable[[], AliasNames],
         state: State,
         *,
-        intake: Intake,
+        intake: BodyIntake,
         model: str = "",
-        trust: Trust | None = None,
+        trust: CallerTrust | None = None,
         default_seconds: float = 60.0,
         longest_seconds: float = 600.0,
     ) -> None:
@@ -99,7 +99,7 @@ class TeiServer:
         self._names = names
         self._state = state
         self._model = model
-        self._trust = trust or Trust()
+        self._trust = trust or CallerTrust()
         self._intake = intake
         self._default_seconds = default_seconds
         self._longest_seconds = longest_seconds
@@ -146,7 +146,7 @@ class TeiServer:
         for name in ("", *SERVICES):
             await self._health.set(name, status)
 
-    def _handler(self, path: str, batch: Batch) -> grpc.RpcMethodHandler[Any, Any]:
+    def _handler(self, path: str, batch: BatchedMethod) -> grpc.RpcMethodHandler[Any, Any]:
         async def unary(_: object, context: Context) -> bytes:
             call = _Call(path, context)
             return await self._answered(call, lambda: self._one(call, batch))
@@ -165,7 +165,7 @@ class TeiServer:
             return grpc.stream_stream_rpc_method_handler(streamed, None, None)
         return grpc.stream_unary_rpc_method_handler(unary, None, None)
 
-    async def _one(self, call: _Call, batch: Batch) -> bytes:
+    async def _one(self, call: _Call, batch: BatchedMethod) -> bytes:
         """Return the reply to the call's single message. Raises HttpError, InvalidInput,
         NoCapacity, DeadlinePassed.
         """
@@ -175,7 +175,7 @@ class TeiServer:
         await call.hold(len(body))
         return (await self._ask(call, batch, [_parsed(batch, body)]))[0]
 
-    async def _all(self, call: _Call, batch: Batch) -> bytes:
+    async def _all(self, call: _Call, batch: BatchedMethod) -> bytes:
         """Return the single reply to all messages of a stream. Raises HttpError, InvalidInput."""
         requests = []
         async for body in self._bodies(call):
@@ -188,7 +188,7 @@ class TeiServer:
             requests.append(_parsed(batch, body))
         return (await self._ask(call, batch, requests))[0]
 
-    async def _stream(self, call: _Call, batch: Batch) -> None:
+    async def _stream(self, call: _Call, batch: BatchedMethod) -> None:
         """Answer a stream in order; messages that arrive during a call share the next call. Raises
         HttpError, InvalidInput.
         """
@@ -242,7 +242,9 @@ class TeiServer:
                 yield body
                 is_first = False
 
-    async def _ask(self, call: _Call, batch: Batch, requests: Sequence[Message]) -> list[bytes]:
+    async def _ask(
+        self, call: _Call, batch: BatchedMethod, requests: Sequence[Message]
+    ) -> list[bytes]:
         """Return the serialised replies, one per message. Raises HttpError."""
         received = Received(b"", self._names(), self._model, request_id=call.request_id)
         step: Any = batch.ask(requests, received)
@@ -315,7 +317,7 @@ class _Call:
         self.request_id = read_request_id(self._headers, self.request_id)
         REQUEST_ID.set(self.request_id)
 
-    async def identify(self, intake: Intake, trust: Trust) -> None:
+    async def identify(self, intake: BodyIntake, trust: CallerTrust) -> None:
         """Ask a router for the caller's tenant. Raises HttpError for a refused caller."""
         certificate = _certificate(self.context) if trust.certificates else None
         metadata = router_metadata(self._headers, self.request_id, certificate, trust)
@@ -389,12 +391,12 @@ async def serving_tei(
         await asyncio.gather(*(server.stop(grace_seconds) for server in started))
 
 
-def _parsed(batch: Batch, body: bytes) -> Message:
+def _parsed(batch: BatchedMethod, body: bytes) -> Message:
     """Parse a message. Raises InvalidInput."""
     return parse(batch.request, body)
 
 
-def _together(batch: Batch, held: Sequence[tuple[Message, int]]) -> int:
+def _together(batch: BatchedMethod, held: Sequence[tuple[Message, int]]) -> int:
     """Return how many of the first messages, each with its bytes, can share a call; at least
     one.
     """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
-from shoal.cli.console import Console, emit, note, print_error, show
+from shoal.cli.console import SafeConsole, emit, note, print_error, show
 from shoal.cli.failures import exit_on_failure
 from shoal.cli.options import Json
 
@@ -194,7 +194,7 @@ def _check_files(trace: Path | None, plot: Path | None) -> None:
 @contextmanager
 def _progress(target: str) -> Iterator[OnProgress]:
     """Report the current step on stderr, if it is a terminal."""
-    with Console(stderr=True).status(Text(target)) as status:
+    with SafeConsole(stderr=True).status(Text(target)) as status:
         yield lambda words: status.update(Text(words))
 
 

@@ -55,7 +55,7 @@ _STOPS: Final[tuple[tuple[str, str, Callable[[float, Timings], float]], ...]] = 
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RequestStage:
     """A stop on the way, and the mean seconds that a request was there."""
 
     name: str
@@ -72,7 +72,7 @@ class RequestProfile:
     requests: int
     seconds: float
     median_seconds: float
-    stages: tuple[Stage, ...]
+    stages: tuple[RequestStage, ...]
 
 
 async def profile_requests(settings: Settings, model: str, works: Sequence[Work]) -> RequestProfile:
@@ -99,7 +99,8 @@ def summed(measured: Sequence[tuple[float, Timings]]) -> RequestProfile:
     """
     seconds = [one for one, _ in measured]
     stages = tuple(
-        Stage(name, what, fmean(part(*one) for one in measured)) for name, what, part in _STOPS
+        RequestStage(name, what, fmean(part(*one) for one in measured))
+        for name, what, part in _STOPS
     )
     return RequestProfile(len(measured), fmean(seconds), median(seconds), stages)
 

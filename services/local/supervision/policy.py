@@ -31,7 +31,7 @@ workers claim models themselves, and gRPC needs no edge."""
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class ChildHistory:
     """The history of one child.
 
     Attributes:
@@ -47,13 +47,13 @@ class History:
     since: float = -math.inf
     was_settled: bool = False
 
-    def ended(self, now: float) -> History:
+    def ended(self, now: float) -> ChildHistory:
         ends = (*(end for end in self.ends if now - end < WINDOW_SECONDS), now)
         return replace(
             self, ends=ends, is_running=False, was_settled=now - self.since > SETTLED_SECONDS
         )
 
-    def started(self, now: float) -> History:
+    def started(self, now: float) -> ChildHistory:
         return replace(self, restarts=self.restarts + 1, is_running=True, since=now)
 
     @property
@@ -119,7 +119,7 @@ def _record(line: str) -> dict[str, object] | None:
     return found if isinstance(found, dict) and "level" in found else None
 
 
-def next_step(history: History) -> str:
+def next_step(history: ChildHistory) -> str:
     """Describe the supervisor's next step for a child that has just ended."""
     if history.is_given_up:
         return (

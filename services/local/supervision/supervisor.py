@@ -13,7 +13,7 @@ from types import TracebackType
 
 from libs.processes import MAX_LETTERS, Process, to_text
 from services.local.supervision.child import Child
-from services.local.supervision.policy import History, Role, can_serve, ending, next_step
+from services.local.supervision.policy import ChildHistory, Role, can_serve, ending, next_step
 
 Notify = Callable[[str], None]
 """Called with one sentence on what happened to a child, for the user."""
@@ -41,7 +41,7 @@ class Supervisor:
         self._clock = clock
         # The state: each child's history and how it last ended, and the tasks that wait for their
         # ends.
-        self._histories = {child.name: History() for child in self._children}
+        self._histories = {child.name: ChildHistory() for child in self._children}
         self._endings: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -85,7 +85,7 @@ class Supervisor:
             await asyncio.sleep(history.pause_seconds)
             status = await self._run(child, history)
 
-    async def _run(self, child: Child, history: History) -> int | None:
+    async def _run(self, child: Child, history: ChildHistory) -> int | None:
         """Restart a child and wait for its end. Returns its exit status, None if it could not be
         started.
         """
@@ -96,7 +96,7 @@ class Supervisor:
         self._set(child, history.started(self._clock()))
         return await child.wait()
 
-    async def _ended(self, child: Child, status: int | None) -> History:
+    async def _ended(self, child: Child, status: int | None) -> ChildHistory:
         history = self._histories[child.name].ended(self._clock())
         fault = await asyncio.to_thread(child.last_fault)
         self._endings[child.name] = f"{ending(status)}: {fault}" if fault else ending(status)
@@ -106,7 +106,7 @@ class Supervisor:
             self._notify(await asyncio.to_thread(child.log_end))
         return history
 
-    def _set(self, child: Child, history: History) -> None:
+    def _set(self, child: Child, history: ChildHistory) -> None:
         self._histories[child.name] = history
         self._write()
 

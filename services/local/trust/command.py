@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 from rich.table import Table
-from shoal.cli.console import Console, emit
+from shoal.cli.console import SafeConsole, emit
 from shoal.cli.failures import report_os_error
 
 from libs.errors import InvalidInput, ShoalError
@@ -96,7 +96,7 @@ def redis_acl(
             acl_file(router=router, scheduler=scheduler, admin=_password(admin_password_file)),
             nl=False,
         )
-        notes = Console(stderr=True, soft_wrap=True, highlight=False)
+        notes = SafeConsole(stderr=True, soft_wrap=True, highlight=False)
         if router is None:
             notes.print("Both users are disabled: set their password with --password-file.")
         else:
@@ -143,7 +143,7 @@ def _variables(directory: Path, one: Issued) -> dict[str, str]:
 
 
 def _show(directory: Path, is_new: bool, issued: Sequence[Issued]) -> None:
-    console = Console(
+    console = SafeConsole(
         width=None if sys.stdout.isatty() else 200, markup=False, highlight=False, soft_wrap=True
     )
     table = Table("role", "identity", "certificate", "key")
@@ -185,7 +185,7 @@ def _errors_on_stderr() -> Iterator[None]:
     try:
         yield
     except ShoalError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(error.message)}")
+        SafeConsole(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(error.message)}")
         raise typer.Exit(1) from None
     except OSError as error:
         report_os_error(error)

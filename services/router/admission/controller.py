@@ -23,7 +23,7 @@ from services.router.admission.routing.routes import Routes, Target, choose_lane
 from services.router.admission.tenants import Refund, Tenant, TenantLimits
 from services.router.state.outstanding import Outstanding
 from services.router.state.throughput import Throughput
-from services.router.state.view import View, is_new
+from services.router.state.view import RouterView, is_new
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class AdmissionController:
 
     def __init__(
         self,
-        view: View,
+        view: RouterView,
         outstanding: Outstanding,
         positions: QueuePositionReader,
         limits: TenantLimits,

@@ -38,7 +38,7 @@ JOBS_PER_WORKER: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RequestPart:
     """Items `first` to `first + count` of a request, and their cost in estimated tokens."""
 
     first: int
@@ -67,7 +67,7 @@ def job_target(total: int, lane: LaneKey, snapshot: FleetSnapshot) -> int:
 
 def parts(
     costs: Sequence[int], read: Sequence[int], target: int, repeated: int = 0, most: int = MAX_JOBS
-) -> list[Part]:
+) -> list[RequestPart]:
     """Split a request into at most `most` parts of about `target` tokens and, as far as possible,
     JOB_BYTES.
 
@@ -95,22 +95,22 @@ def max_jobs(size: int, shared: int) -> int:
 
 def split(
     costs: Sequence[int], target: int, repeated: int = 0, loads: Sequence[int] | None = None
-) -> list[Part]:
+) -> list[RequestPart]:
     """Group adjacent items into parts of at most `target` by their loads (None: their costs).
 
     A larger item is a separate part. `repeated` is added to each part's cost.
     """
-    found: list[Part] = []
+    found: list[RequestPart] = []
     first, tokens, load = 0, 0, 0
     for index, (cost, weight) in enumerate(
         zip(costs, costs if loads is None else loads, strict=True)
     ):
         if index > first and load + weight > target:
-            found.append(Part(first, index - first, tokens + repeated))
+            found.append(RequestPart(first, index - first, tokens + repeated))
             first, tokens, load = index, 0, 0
         tokens += cost
         load += weight
-    found.append(Part(first, len(costs) - first, tokens + repeated))
+    found.append(RequestPart(first, len(costs) - first, tokens + repeated))
     return found
 
 
@@ -128,6 +128,6 @@ def request_digest(tenant: str, request_id: str, method: str, model: str, body: 
     return digest.hexdigest()
 
 
-def job_id(digest: str, part: Part) -> str:
+def job_id(digest: str, part: RequestPart) -> str:
     """Return the id of one job of the request with that digest."""
     return f"{digest}-{part.first}-{part.count}"

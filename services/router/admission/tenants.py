@@ -18,7 +18,7 @@ import yaml
 
 from libs.catalog.shapes import At, Count, Key, Named, Number, Record, Text
 from libs.errors import InvalidInput, RateLimited
-from libs.queue.rates import Rate, Rates
+from libs.queue.rates import RateLimit, Rates
 from libs.serving.watched import Watched
 
 VARIABLE: Final = "SHOAL_TENANTS"
@@ -33,7 +33,7 @@ class Tenant:
 
     weight: float = 1.0
     """Fair-queueing weight in a busy lane."""
-    rate: Rate = field(default_factory=Rate)
+    rate: RateLimit = field(default_factory=RateLimit)
     """Rate limit over all routers."""
     queued_tokens: int = 0
     """Quota: estimated tokens that may wait at each router, in all lanes together."""

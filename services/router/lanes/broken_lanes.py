@@ -10,7 +10,7 @@ from libs.queue import LaneKey, Lanes
 from libs.telemetry.logs import fields
 from services.router.admission.routing.routes import why_broken
 from services.router.lanes import codec
-from services.router.state.view import View
+from services.router.state.view import RouterView
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ class BrokenLanes:
     Raises NoCapacity while Redis is unavailable.
     """
 
-    def __init__(self, lanes: Lanes, view: View) -> None:
+    def __init__(self, lanes: Lanes, view: RouterView) -> None:
         self._lanes = lanes
         self._view = view
 

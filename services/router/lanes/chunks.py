@@ -66,7 +66,7 @@ def rows_from(answer: pb.EncodeResponse, first: int) -> pb.EncodeResponse:
     return rows.slice_all(first, len(rows.sizes))
 
 
-class Parts:
+class ChunkMessages:
     """The messages of one call. Its jobs are answered in order."""
 
     def __init__(self, expected_id: str = "") -> None:

@@ -20,7 +20,7 @@ from libs.embedding_id import merge_ids
 from libs.errors import InternalError, ShoalError, from_reason
 from libs.queue import LaneKey
 from libs.versions import WIRE_VERSION
-from services.router.admission.splitting import Part
+from services.router.admission.splitting import RequestPart
 from services.router.admission.validation.reports import shorten
 from services.router.admission.validation.requests import text_alone
 
@@ -103,7 +103,7 @@ def count_parts(request: Request) -> int:
 
 def job_payloads(
     request: _Request,
-    parts: Sequence[Part],
+    parts: Sequence[RequestPart],
     ids: Sequence[str],
     stamp: JobHeader,
     shared: _Request | None = None,
@@ -124,7 +124,7 @@ def job_payloads(
     return payloads
 
 
-def _job(request: Request, job_id: str, part: Part, stamp: JobHeader) -> bytes:
+def _job(request: Request, job_id: str, part: RequestPart, stamp: JobHeader) -> bytes:
     budget = sum(stamp.budgets[part.first : part.first + part.count], NO_TEXT)
     job = worker_pb2.Job(
         job_id=job_id,

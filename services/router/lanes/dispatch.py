@@ -30,7 +30,7 @@ from services.router.lanes.wakeups import Wakeups
 from services.router.state.background import Background
 from services.router.state.outstanding import Outstanding
 from services.router.state.throughput import Throughput
-from services.router.state.view import View
+from services.router.state.view import RouterView
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ DRAINING_MESSAGE: Final = "this router stopped before the answer arrived; retry 
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DispatchPlan:
     """An admitted request."""
 
     lane: LaneKey
@@ -59,7 +59,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class JobAnswer:
     """The answer to one job."""
 
     response: Response
@@ -88,7 +88,7 @@ class _Request:
         self.streamed = streamed
         # The state: answers not taken yet, the number of first jobs answered without a gap, and the
         # number awaited.
-        self._answers: list[Answered | None] = [None] * jobs
+        self._answers: list[JobAnswer | None] = [None] * jobs
         self._failure: ShoalError | None = None
         self._ready = 0
         self._awaited = 0
@@ -105,7 +105,7 @@ class _Request:
         except ShoalError as error:
             self._fail(error)
             return
-        self._answers[index] = Answered(outcome, size, index == len(self._answers) - 1)
+        self._answers[index] = JobAnswer(outcome, size, index == len(self._answers) - 1)
         while self._ready < len(self._answers) and self._answers[self._ready] is not None:
             self._ready += 1
         if self._ready >= self._awaited:
@@ -129,7 +129,7 @@ class _Request:
     def is_ready(self, index: int) -> bool:
         return self._failure is None and index < self._ready
 
-    def take(self, index: int) -> Answered:
+    def take(self, index: int) -> JobAnswer:
         """Remove and return the answer to an answered job."""
         take_answer, self._answers[index] = self._answers[index], None
         if take_answer is None:
@@ -163,7 +163,7 @@ class Dispatcher:
         self,
         lanes: Lanes,
         wakeups: Wakeups,
-        view: View,
+        view: RouterView,
         background: Background,
         outstanding: Outstanding,
         *,
@@ -195,7 +195,7 @@ class Dispatcher:
 
     async def begin(
         self,
-        plan: Plan,
+        plan: DispatchPlan,
         deadline: Deadline,
         on_answer: Callable[[int], None] = lambda size: None,
         *,
@@ -223,7 +223,7 @@ class Dispatcher:
             raise
         return PendingRequest(self, plan, deadline, request)
 
-    async def _begin(self, plan: Plan, request: _Request, jobs: int) -> None:
+    async def _begin(self, plan: DispatchPlan, request: _Request, jobs: int) -> None:
         """Return when the first `jobs` are answered."""
         await self._enqueue(plan)
         await request.wait_for_first(jobs)
@@ -316,7 +316,7 @@ class Dispatcher:
         pending.was_missing = is_missing and not again
         return pending.job if again else None
 
-    def _register(self, plan: Plan, request: _Request) -> None:
+    def _register(self, plan: DispatchPlan, request: _Request) -> None:
         now = asyncio.get_running_loop().time()
         self._outstanding.open(plan.lane, is_unknown=plan.is_unknown)
         for index, job in enumerate(plan.jobs):
@@ -326,7 +326,7 @@ class Dispatcher:
                 self._outstanding.add(plan.lane, job.tenant, job.tokens)
             pending.waiting.append((request, index))
 
-    def leave(self, plan: Plan, request: _Request) -> None:
+    def leave(self, plan: DispatchPlan, request: _Request) -> None:
         """Stop waiting: cancel the jobs without an answer, unless another request waits for them
         too.
         """
@@ -348,7 +348,7 @@ class Dispatcher:
             self._outstanding.add(pending.lane, pending.job.tenant, -pending.job.tokens)
         return pending
 
-    async def _enqueue(self, plan: Plan) -> None:
+    async def _enqueue(self, plan: DispatchPlan) -> None:
         admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._outbox.setdefault(plan.lane, []).append((plan.jobs, admitted))
         if plan.lane not in self._sending:
@@ -427,7 +427,7 @@ class PendingRequest:
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, plan: Plan, deadline: Deadline, request: _Request
+        self, dispatcher: Dispatcher, plan: DispatchPlan, deadline: Deadline, request: _Request
     ) -> None:
         self.jobs = len(plan.jobs)
         self._dispatcher = dispatcher
@@ -441,7 +441,7 @@ class PendingRequest:
     def __exit__(self, *_: object) -> None:
         self._dispatcher.leave(self._plan, self._request)
 
-    async def take_answer(self, index: int) -> Answered:
+    async def take_answer(self, index: int) -> JobAnswer:
         """Remove and return the answer to a job once it and all before it have arrived. Raises
         DeadlinePassed, Draining, or the first failing job's error.
         """

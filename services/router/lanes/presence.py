@@ -33,7 +33,7 @@ NEXT_SECONDS: Final = 2.5
 """Time in which the next heartbeat of a live worker arrives."""
 
 
-class Presence:
+class WorkerPresence:
     """The open connections of workers to this router."""
 
     def __init__(

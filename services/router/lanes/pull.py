@@ -29,11 +29,11 @@ from services.router.lanes import codec
 from services.router.lanes.broken_lanes import BrokenLanes
 from services.router.lanes.dispatch import Dispatcher
 from services.router.lanes.pending_pulls import PendingPull
-from services.router.lanes.presence import Presence
+from services.router.lanes.presence import WorkerPresence
 from services.router.lanes.uncertain_leases import UncertainLeases
 from services.router.lanes.wakeups import Wakeups
 from services.router.state.background import Background
-from services.router.state.view import View
+from services.router.state.view import RouterView
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self,
         lanes: Lanes,
         fleet: Fleet,
-        view: View,
+        view: RouterView,
         wakeups: Wakeups,
         dispatcher: Dispatcher,
         background: Background,
-        presence: Presence,
+        presence: WorkerPresence,
         broken: BrokenLanes,
     ) -> None:
         self._lanes = lanes

@@ -19,7 +19,7 @@ from shoal.v1 import worker_pb2
 from libs.errors import InternalError, QueueFull
 from services.router.lanes import codec
 from services.router.lanes.chunks import rows_from
-from services.router.lanes.dispatch import Answered
+from services.router.lanes.dispatch import JobAnswer
 
 MAX_WAITING_BYTES: Final = 4 << 20
 """Maximum size of the parts of a request that wait for the client."""
@@ -34,7 +34,7 @@ class ChunkPart:
     """Bytes in which they arrived."""
 
 
-Found: TypeAlias = ChunkPart | Answered
+Found: TypeAlias = ChunkPart | JobAnswer
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class StreamedChunks:
         else:
             known.waiting.append(found)
 
-    def add_answer(self, found: Answered) -> None:
+    def add_answer(self, found: JobAnswer) -> None:
         """Add the answer to the first job without one."""
         self._jobs.pop(self._current, None)
         self._current += 1

@@ -18,7 +18,7 @@ from libs.queue import LaneGauges, LaneKey
 from services.router.lanes.offers import can_serve, is_led, is_served, may_offer
 from services.router.lanes.pending_pulls import PendingPull, PendingPulls
 from services.router.state.background import Background
-from services.router.state.view import View
+from services.router.state.view import RouterView
 
 CLAIM_MS: Final = 10_000
 """A claim lasts until the worker's heartbeat reports LOADING. From then on the heartbeat keeps
@@ -51,7 +51,7 @@ class Wakeups:
         self,
         pending_pulls: PendingPulls,
         fleet: Fleet,
-        view: View,
+        view: RouterView,
         background: Background,
         claim_after_seconds: float,
     ) -> None:

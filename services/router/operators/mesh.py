@@ -14,7 +14,7 @@ from shoal.v1 import mesh_pb2 as pb
 from shoal.v1 import mesh_pb2_grpc, models_pb2
 
 from libs.errors import InvalidInput, NoCapacity, QueueFull
-from libs.fleet import Fleet, FleetSnapshot, Usage, WorkerModelRecord, WorkerRecord, may_claim
+from libs.fleet import Fleet, FleetSnapshot, WorkerModelRecord, WorkerRecord, WorkerUsage, may_claim
 from libs.fleet.affinity import busy_shares, score
 from libs.processes import Process
 from libs.queue import LaneGauges, LaneKey, Lanes
@@ -22,7 +22,7 @@ from libs.serving.watched import Watched
 from services.router.admission.routing.routes import Routes, Target, choose_lane
 from services.router.admission.validation.requests import check_model
 from services.router.lanes.offers import is_led
-from services.router.state.view import View, known_models
+from services.router.state.view import RouterView, known_models
 
 MAX_WATCHERS: Final = 64
 EXPLAINED_SECONDS: Final = 60.0
@@ -38,7 +38,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         self,
         lanes: Lanes,
         fleet: Fleet,
-        view: View,
+        view: RouterView,
         *,
         routes: Watched[Routes],
         processes: Watched[tuple[Process, ...]],
@@ -57,7 +57,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         self._router_id = router_id
         # The state: the number of open WatchMesh streams, and how workers were last used.
         self._watchers = 0
-        self._usage: Mapping[str, Usage] = {}
+        self._usage: Mapping[str, WorkerUsage] = {}
 
     async def GetMesh(
         self,
@@ -176,8 +176,8 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         )
 
 
-def _worker(worker: WorkerRecord, usage: Usage | None, now_ms: int) -> pb.WorkerStatus:
-    usage = usage or Usage(worker.heartbeat_ms, 0.0, 0.0)
+def _worker(worker: WorkerRecord, usage: WorkerUsage | None, now_ms: int) -> pb.WorkerStatus:
+    usage = usage or WorkerUsage(worker.heartbeat_ms, 0.0, 0.0)
     left, reported = worker.preempted_in_seconds, (now_ms - worker.heartbeat_ms) / 1000
     resident = [
         name

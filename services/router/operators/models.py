@@ -20,7 +20,7 @@ from services.router.admission.routing.routes import Routes, refuse_pool
 from services.router.admission.validation.requests import check_model
 from services.router.lanes.codec import from_failure
 from services.router.state.aliases import resolve
-from services.router.state.view import View, describe, is_known, known_models
+from services.router.state.view import RouterView, describe, is_known, known_models
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
     def __init__(
         self,
         fleet: Fleet,
-        view: View,
+        view: RouterView,
         aliases: AliasStore,
         *,
         routes: Watched[Routes],

@@ -27,7 +27,7 @@ _NEARNESS: Final = (
 )
 
 
-class View:
+class RouterView:
     """The latest snapshot and gauges, and an event for their next change."""
 
     def __init__(self, fleet: Fleet) -> None:

@@ -113,7 +113,7 @@ class PlanInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlacementPlan:
     """The result of planning."""
 
     orders: tuple[Order, ...]
@@ -124,7 +124,7 @@ class Plan:
     """A model would be loaded now if fewer loads were in progress."""
 
 
-def plan(state: PlanInput) -> Plan:
+def plan(state: PlanInput) -> PlacementPlan:
     """Plan for this state. Deterministic: the same input gives the same plan."""
     return _Planner(state).plan()
 
@@ -203,7 +203,7 @@ class _Planner:
         self._count_loads()
         self._count_work()
 
-    def plan(self) -> Plan:
+    def plan(self) -> PlacementPlan:
         ranked = sorted(self._demands, key=lambda at: (-self._value(at), at))
         served = [at for at in ranked if self._sites[at].copies]
         others = [at for at in ranked if not self._sites[at].copies]
@@ -216,7 +216,7 @@ class _Planner:
         for at in served:
             self._multiply(at)
         self._move_recent()
-        return Plan(tuple(self._orders), self._notes, self._is_waiting)
+        return PlacementPlan(tuple(self._orders), self._notes, self._is_waiting)
 
     # The state before the plan
 
@@ -673,7 +673,9 @@ def _is_going(worker: WorkerRecord, now_ms: int) -> bool:
 
 
 def _is_old(record: WorkerModelRecord, elapsed: float) -> bool:
-    """`elapsed`: seconds since the record was reported."""
+    """Return whether the copy was loaded long enough ago to be evicted. `elapsed`: seconds since
+    the record was reported.
+    """
     resident = record.resident_seconds + elapsed
     return resident >= max(KEPT_SECONDS, LOADS_KEPT * record.load_seconds)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 import typer
 from rich.text import Text
-from shoal.cli.console import Console, bar, emit, note, print_error, show
+from shoal.cli.console import SafeConsole, bar, emit, note, print_error, show
 from shoal.cli.failures import exit_on_failure
 from shoal.cli.options import Json
 from shoal.transport import addresses
@@ -24,8 +24,8 @@ from libs.catalog.pools import PoolSpec
 from libs.errors import InvalidInput
 from services.scheduler.simulate import record, report
 from services.scheduler.simulate import scaling as scaled
-from services.scheduler.simulate.engine import CLAIRVOYANT, Fleet, simulate
-from services.scheduler.simulate.generate import GENERATORS, Shape
+from services.scheduler.simulate.engine import CLAIRVOYANT, SimulatedFleet, simulate
+from services.scheduler.simulate.generate import GENERATORS, TraceShape
 from services.scheduler.simulate.trace import (
     Trace,
     models_path,
@@ -157,11 +157,11 @@ def replay(
         else:
             assert made is not None  # noqa: S101 — the case above
             name, skew = made
-            shape = Shape(models, requests, rate, skew)
+            shape = TraceShape(models, requests, rate, skew)
             found = [GENERATORS[name](shape, seed + number) for number in range(seeds)]
         if save is not None:
             _write(save, found[0])
-        fleet = Fleet(
+        fleet = SimulatedFleet(
             1,
             host_bytes=parse_size(host_memory),
             clients=clients,
@@ -282,7 +282,7 @@ def record_command(
         if not output.parent.is_dir():
             raise InvalidInput(f"the directory {output.parent} does not exist")
         try:
-            with Console(stderr=True).status(
+            with SafeConsole(stderr=True).status(
                 Text(f"watching {address}; Ctrl-C ends and writes")
             ) as status:
                 record.watch(
@@ -303,14 +303,14 @@ def record_command(
 
 
 def run_all(
-    traces: Sequence[Trace], fleets: Sequence[Fleet], policies: Sequence[str]
-) -> list[report.Run]:
+    traces: Sequence[Trace], fleets: Sequence[SimulatedFleet], policies: Sequence[str]
+) -> list[report.SimulationRun]:
     """Simulate every trace on every fleet under every policy, with a progress bar. Raises
     InvalidInput.
     """
     steps = len(fleets) * len(policies)
     total = steps * sum(len(trace.requests) for trace in traces)
-    runs: list[report.Run] = []
+    runs: list[report.SimulationRun] = []
     before = 0
     with bar("requests", total) as on_progress:
         for fleet in fleets:
@@ -319,7 +319,7 @@ def run_all(
                     outcome = simulate(
                         trace, fleet, policy, on_progress=_shifted(on_progress, before, total)
                     )
-                    runs.append(report.Run(trace.name, fleet, outcome))
+                    runs.append(report.SimulationRun(trace.name, fleet, outcome))
                     before += len(trace.requests)
     return runs
 

@@ -42,7 +42,7 @@ EventKind = Literal["load", "warm load", "loaded", "evict", "freed", "kept", "dr
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class SimulatedFleet:
     """Identical workers."""
 
     memory_bytes: int
@@ -98,7 +98,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationOutcome:
     """The result of a simulation.
 
     Waits are from a request's arrival to the start of its forward pass, in seconds.
@@ -129,12 +129,12 @@ class Outcome:
 
 def simulate(
     trace: Trace,
-    fleet: Fleet,
+    fleet: SimulatedFleet,
     policy: str,
     *,
     watch: Callable[[Event], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-) -> Outcome:
+) -> SimulationOutcome:
     """Replay `trace` on `fleet` under the named policy. Raises InvalidInput for an unknown
     policy.
     """
@@ -216,7 +216,11 @@ class _Worker:
 
 class _Simulation:
     def __init__(
-        self, trace: Trace, fleet: Fleet, policy: str, watch: Callable[[Event], None] | None
+        self,
+        trace: Trace,
+        fleet: SimulatedFleet,
+        policy: str,
+        watch: Callable[[Event], None] | None,
     ) -> None:
         self._trace = trace
         self._fleet = fleet
@@ -242,7 +246,7 @@ class _Simulation:
         self._bytes_loaded = 0
         self._peak_bytes = 0
 
-    def run(self, on_progress: Callable[[int, int], None]) -> Outcome:
+    def run(self, on_progress: Callable[[int, int], None]) -> SimulationOutcome:
         requests, agenda, clients = self._trace.requests, self._agenda, self._fleet.clients
         total, record_workers = len(requests), 0
         if self._fleet.count_seconds:
@@ -264,9 +268,9 @@ class _Simulation:
         on_progress(total, total)
         return self._outcome()
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> SimulationOutcome:
         waits = sorted(self._waits)
-        return Outcome(
+        return SimulationOutcome(
             policy=self._name,
             requests=self._answered,
             refused=self._refused,
@@ -559,7 +563,7 @@ class _Simulation:
             self._watch(Event(self._now, worker.number, what, lane.cost.model, lane.cost.bytes))
 
 
-def _lanes(models: Mapping[str, ModelCost], fleet: Fleet) -> dict[str, _Lane]:
+def _lanes(models: Mapping[str, ModelCost], fleet: SimulatedFleet) -> dict[str, _Lane]:
     lanes = {}
     for model, cost in models.items():
         warm = (

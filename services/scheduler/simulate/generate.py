@@ -13,7 +13,7 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Final
 
-from services.scheduler.simulate.trace import ModelCost, Request, Trace
+from services.scheduler.simulate.trace import ModelCost, Trace, TraceRequest
 
 GIB: Final = 2**30
 _WARM_UP_SECONDS: Final = (2.0, 4.0, 15.0)
@@ -28,7 +28,7 @@ _SESSION_REQUESTS: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TraceShape:
     """The trace to generate."""
 
     models: int = 80
@@ -52,7 +52,7 @@ def random_models(count: int, chance: random.Random) -> list[ModelCost]:
     return costs
 
 
-def zipf(shape: Shape, seed: int) -> Trace:
+def zipf(shape: TraceShape, seed: int) -> Trace:
     """Generate independent requests at random times; popularity falls by rank and drifts slowly."""
     chance = random.Random(seed)  # noqa: S311 — nothing secret
     models = random_models(shape.models, chance)
@@ -66,11 +66,11 @@ def zipf(shape: Shape, seed: int) -> Trace:
                 one, other = chance.randrange(shape.models), chance.randrange(shape.models)
                 ranked[one], ranked[other] = ranked[other], ranked[one]
         at += chance.expovariate(shape.rate)
-        requests.append(Request(at, _drawn(ranked, weights, chance), _tokens(chance)))
+        requests.append(TraceRequest(at, _drawn(ranked, weights, chance), _tokens(chance)))
     return _trace(f"zipf {shape.skew:g}", seed, requests, models)
 
 
-def bursty(shape: Shape, seed: int) -> Trace:
+def bursty(shape: TraceShape, seed: int) -> Trace:
     """Generate sessions: a user works with one model for a while, then leaves. The model is drawn
     by Zipf's law.
     """
@@ -79,25 +79,25 @@ def bursty(shape: Shape, seed: int) -> Trace:
     ranked = [one.model for one in models]
     chance.shuffle(ranked)
     weights = list(accumulate((rank + 1) ** -shape.skew for rank in range(shape.models)))
-    requests: list[Request] = []
+    requests: list[TraceRequest] = []
     start = 0.0
     while len(requests) < shape.requests:
         start += chance.expovariate(shape.rate / (_SESSION_REQUESTS + 0.5))
         model, at = _drawn(ranked, weights, chance), start
         for _ in range(int(chance.expovariate(1 / _SESSION_REQUESTS)) + 1):
-            requests.append(Request(at, model, _tokens(chance)))
+            requests.append(TraceRequest(at, model, _tokens(chance)))
             at += chance.expovariate(1 / _SESSION_GAP_SECONDS)
     requests.sort(key=lambda request: request.at)
     return _trace("bursty", seed, requests[: shape.requests], models)
 
 
-def uniform(shape: Shape, seed: int) -> Trace:
+def uniform(shape: TraceShape, seed: int) -> Trace:
     """Generate requests for equally likely models, which no policy can predict."""
-    trace = zipf(Shape(shape.models, shape.requests, shape.rate, skew=0.0), seed)
+    trace = zipf(TraceShape(shape.models, shape.requests, shape.rate, skew=0.0), seed)
     return Trace(f"uniform, seed {seed}", trace.requests, trace.models)
 
 
-GENERATORS: Final[Mapping[str, Callable[[Shape, int], Trace]]] = MappingProxyType(
+GENERATORS: Final[Mapping[str, Callable[[TraceShape, int], Trace]]] = MappingProxyType(
     {"zipf": zipf, "bursty": bursty, "uniform": uniform}
 )
 
@@ -110,7 +110,9 @@ def _tokens(chance: random.Random) -> int:
     return max(1, int(chance.lognormvariate(5.0, 1.0)))
 
 
-def _trace(name: str, seed: int, requests: Sequence[Request], models: Sequence[ModelCost]) -> Trace:
+def _trace(
+    name: str, seed: int, requests: Sequence[TraceRequest], models: Sequence[ModelCost]
+) -> Trace:
     used = {request.model for request in requests}
     return Trace(
         f"{name}, seed {seed}", requests, {one.model: one for one in models if one.model in used}

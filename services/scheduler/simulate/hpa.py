@@ -26,15 +26,15 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ScalingRules:
     """One direction of `behavior`. The policy that allows the most counts."""
 
     stabilization_seconds: float
     policies: tuple[Policy, ...]
 
 
-UP: Final = Rules(0, (Policy("Pods", 8, 15), Policy("Percent", 200, 15)))
-DOWN: Final = Rules(60, (Policy("Percent", 34, 60), Policy("Pods", 1, 60)))
+UP: Final = ScalingRules(0, (Policy("Pods", 8, 15), Policy("Percent", 200, 15)))
+DOWN: Final = ScalingRules(60, (Policy("Percent", 34, 60), Policy("Pods", 1, 60)))
 """The behaviour configured in our ScaledObjects (k8s/components/keda)."""
 
 
@@ -43,7 +43,9 @@ class Hpa:
     are in thousandths, as Kubernetes' quantities.
     """
 
-    def __init__(self, least: int, most: int, up: Rules = UP, down: Rules = DOWN) -> None:
+    def __init__(
+        self, least: int, most: int, up: ScalingRules = UP, down: ScalingRules = DOWN
+    ) -> None:
         self._least, self._most = least, most
         self._up, self._down = up, down
         self._kept_seconds = max(rules.stabilization_seconds for rules in (up, down))

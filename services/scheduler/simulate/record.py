@@ -16,7 +16,7 @@ from shoal.transport.trust import Tls
 from shoal.v1 import mesh_pb2 as pb
 from shoal.v1 import mesh_pb2_grpc, models_pb2
 
-from services.scheduler.simulate.trace import TOKENS_PER_SECOND, ModelCost, Request
+from services.scheduler.simulate.trace import TOKENS_PER_SECOND, ModelCost, TraceRequest
 
 RECORD_SECONDS: Final = 0.2
 RENEWED_SECONDS: Final = 60.0
@@ -35,7 +35,7 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self.requests: list[Request] = []
+        self.requests: list[TraceRequest] = []
         # The state: the time and content of the last view; None before the first.
         self._last: float | None = None
         self._began = 0.0
@@ -55,7 +55,7 @@ class Recorder:
             self._learn(model)
         self._last = now
 
-    def trace(self) -> tuple[list[Request], list[ModelCost], dict[str, int]]:
+    def trace(self) -> tuple[list[TraceRequest], list[ModelCost], dict[str, int]]:
         """Return requests by time, their models' costs, and the number of requests left out by
         model because no worker reported its costs.
         """
@@ -85,7 +85,7 @@ class Recorder:
         each, rest = divmod(max(tokens, jobs), jobs)
         for number in range(jobs):
             at = since - self._began + (number + 0.5) / jobs * (now - since)
-            self.requests.append(Request(at, lane.model, each + (number < rest), lane.adapter))
+            self.requests.append(TraceRequest(at, lane.model, each + (number < rest), lane.adapter))
 
     def _learn(self, model: models_pb2.Model) -> None:
         loaded = [place for place in model.places if place.bytes and place.load_seconds]

@@ -13,7 +13,7 @@ from shoal.cli.console import size, table
 
 from libs.errors import InvalidInput
 from services.scheduler.simulate import scaling
-from services.scheduler.simulate.engine import Fleet, Outcome
+from services.scheduler.simulate.engine import SimulatedFleet, SimulationOutcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,21 +24,21 @@ PLOT_FORMATS: Final = (".svg", ".png", ".pdf")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulationRun:
     """One trace on one fleet under one policy."""
 
     trace: str
-    fleet: Fleet
-    outcome: Outcome
+    fleet: SimulatedFleet
+    outcome: SimulationOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """The runs of one policy on one fleet, over all traces: means, and the stall relative to that
     of LRU (None: LRU was not run).
     """
 
-    fleet: Fleet
+    fleet: SimulatedFleet
     policy: str
     stall_seconds: float
     relative_stall: float | None
@@ -54,24 +54,24 @@ class Row:
     refused: float
 
 
-def rows(runs: Sequence[Run]) -> list[Row]:
+def rows(runs: Sequence[SimulationRun]) -> list[ReportRow]:
     """Return one row for each fleet and policy, in the order of the runs."""
-    groups: dict[tuple[Fleet, str], list[Outcome]] = {}
+    groups: dict[tuple[SimulatedFleet, str], list[SimulationOutcome]] = {}
     for run in runs:
         groups.setdefault((run.fleet, run.outcome.policy), []).append(run.outcome)
     return [_row(fleet, policy, outcomes, groups) for (fleet, policy), outcomes in groups.items()]
 
 
 def _row(
-    fleet: Fleet,
+    fleet: SimulatedFleet,
     policy: str,
-    outcomes: Sequence[Outcome],
-    groups: Mapping[tuple[Fleet, str], Sequence[Outcome]],
-) -> Row:
+    outcomes: Sequence[SimulationOutcome],
+    groups: Mapping[tuple[SimulatedFleet, str], Sequence[SimulationOutcome]],
+) -> ReportRow:
     count = len(outcomes)
     stall = sum(one.stall_seconds for one in outcomes)
     base = sum(one.stall_seconds for one in groups.get((fleet, BASE), ()))
-    return Row(
+    return ReportRow(
         fleet=fleet,
         policy=policy,
         stall_seconds=stall / count,
@@ -89,12 +89,12 @@ def _row(
     )
 
 
-def as_json(runs: Sequence[Run]) -> list[dict[str, object]]:
+def as_json(runs: Sequence[SimulationRun]) -> list[dict[str, object]]:
     """Return every run, for programs; in bytes and seconds."""
     return [{"trace": run.trace, "fleet": asdict(run.fleet), **asdict(run.outcome)} for run in runs]
 
 
-def as_table(runs: Sequence[Run]) -> Table:
+def as_table(runs: Sequence[SimulationRun]) -> Table:
     """Return a table for people; the minimum stall of each fleet is green."""
     traces = list(dict.fromkeys(run.trace for run in runs))
     found = rows(runs)
@@ -144,7 +144,7 @@ def as_table(runs: Sequence[Run]) -> Table:
     return made
 
 
-def describe(fleet: Fleet) -> str:
+def describe(fleet: SimulatedFleet) -> str:
     """Describe a fleet in a few words."""
     host = f" + {size(fleet.host_bytes)} host" if fleet.host_bytes else ""
     return f"{fleet.workers} x {size(fleet.memory_bytes)}{host}"
@@ -159,9 +159,9 @@ class ScalingRun:
     """One pool's outcomes, one for each seed."""
 
     cluster: scaling.Cluster
-    outcomes: Sequence[scaling.Outcome]
+    outcomes: Sequence[scaling.ScalingOutcome]
 
-    def mean(self, number: Callable[[scaling.Outcome], float]) -> float:
+    def mean(self, number: Callable[[scaling.ScalingOutcome], float]) -> float:
         return sum(map(number, self.outcomes)) / len(self.outcomes)
 
 
@@ -203,7 +203,7 @@ def scaling_table(runs: Sequence[ScalingRun]) -> Table:
     return made
 
 
-def plot(runs: Sequence[Run], path: Path) -> None:
+def plot(runs: Sequence[SimulationRun], path: Path) -> None:
     """Plot the stall by policy: lines over memory if fleets differ in it, else bars. Raises
     InvalidInput without matplotlib.
     """
@@ -232,7 +232,7 @@ def plot(runs: Sequence[Run], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 
-def _lines(axes: Axes, found: Sequence[Row]) -> None:
+def _lines(axes: Axes, found: Sequence[ReportRow]) -> None:
     """Plot one line for each policy and count of workers."""
     counts = {row.fleet.workers for row in found}
     for policy in dict.fromkeys(row.policy for row in found):
@@ -250,7 +250,7 @@ def _lines(axes: Axes, found: Sequence[Row]) -> None:
     axes.legend(frameon=False)
 
 
-def _bars(axes: Axes, found: Sequence[Row]) -> None:
+def _bars(axes: Axes, found: Sequence[ReportRow]) -> None:
     several = len({row.fleet for row in found}) > 1
     labels = [f"{row.policy}\n{describe(row.fleet)}" if several else row.policy for row in found]
     bars = axes.bar(range(len(found)), [row.stall_seconds for row in found], width=0.6)

@@ -79,7 +79,7 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ScalingOutcome:
     """The result of a simulation. Waits are from a request's arrival to its answer, in seconds."""
 
     answered: int
@@ -113,7 +113,7 @@ def visits(count: int, gap_seconds: float, burst_share: float, seed: int) -> lis
     return made
 
 
-def simulate(cluster: Cluster, wanted: Sequence[Visit]) -> Outcome:
+def simulate(cluster: Cluster, wanted: Sequence[Visit]) -> ScalingOutcome:
     """Simulate the visits to a pool that is at zero, until an hour after the last one."""
     return _Simulation(cluster, wanted).run()
 
@@ -157,7 +157,7 @@ class _Simulation:
         self._most_for_short = 0
         self._is_short = True
 
-    def run(self) -> Outcome:
+    def run(self) -> ScalingOutcome:
         for visit in self._visits:
             self._at(visit.at, lambda visit=visit: self._arrive(visit))  # type: ignore[misc]
         for quarter in range(1, QUARTERS + 1):
@@ -175,9 +175,9 @@ class _Simulation:
         self._now = when
         act()
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> ScalingOutcome:
         waits = sorted(self._waits)
-        return Outcome(
+        return ScalingOutcome(
             answered=len(waits),
             starts=self._starts,
             held_share=self._held_seconds / max(self._end, 1e-9),

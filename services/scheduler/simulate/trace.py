@@ -25,7 +25,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TraceRequest:
     """One request. Requests of a model's adapters share its batches."""
 
     at: float
@@ -56,7 +56,7 @@ class Trace:
     """Requests by rising time, and the cost of every model in them."""
 
     name: str
-    requests: Sequence[Request]
+    requests: Sequence[TraceRequest]
     models: Mapping[str, ModelCost]
 
 
@@ -67,13 +67,13 @@ def read_trace(path: Path, models: Path | None = None) -> Trace:
     Raises InvalidInput with file, line and problem; OSError if a file cannot be read.
     """
     costs = {} if models is None else read_models(models)
-    requests: list[Request] = []
+    requests: list[TraceRequest] = []
     with path.open(newline="", encoding="utf-8") as file:
         for row in _rows(path, file, _REQUEST_COLUMNS[:3], (*_REQUEST_COLUMNS, *_COST_COLUMNS)):
             at = row.number("time_seconds", float, minimum=0.0)
             model = row.text("model")
             requests.append(
-                Request(
+                TraceRequest(
                     at, model, row.number("tokens", int, minimum=1), row.values.get("adapter", "")
                 )
             )
@@ -108,7 +108,7 @@ def read_models(path: Path) -> dict[str, ModelCost]:
     return costs
 
 
-def write_trace(path: Path, requests: Sequence[Request]) -> None:
+def write_trace(path: Path, requests: Sequence[TraceRequest]) -> None:
     """Write a file for `read_trace`, without costs."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -14,12 +14,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 from rich.text import Text
-from shoal.cli.console import Console, emit, print_error, show, size, table
+from shoal.cli.console import SafeConsole, emit, print_error, show, size, table
 
 from libs.catalog.overrides import Overrides
 from libs.errors import ShoalError
 from libs.store import Copy, is_model_id
-from services.worker.check.explain import Report, Test, inspect
+from services.worker.check.explain import ModelReport, Test, inspect
 from services.worker.check.model_files import OnProgress, find_model
 from services.worker.machine import disk
 from services.worker.settings import Settings
@@ -71,12 +71,12 @@ def check(
         raise typer.Exit(1)
 
 
-def _checked(settings: Settings, target: str, name: str, *, test: bool) -> Report:
+def _checked(settings: Settings, target: str, name: str, *, test: bool) -> ModelReport:
     with _progress(target) as on_progress:
         try:
             model, copy = find_model(settings, target, name, on_progress)
         except ShoalError as error:
-            return Report(target, None, refused=error.message, skipped="nothing to test")
+            return ModelReport(target, None, refused=error.message, skipped="nothing to test")
         try:
             overrides = settings.catalog.overrides(model)
             on_progress(f"{model}: reading its files")
@@ -89,7 +89,7 @@ def _checked(settings: Settings, target: str, name: str, *, test: bool) -> Repor
             copy.close()
 
 
-def _skipped(report: Report, copy: Copy, wanted: bool) -> str:
+def _skipped(report: ModelReport, copy: Copy, wanted: bool) -> str:
     """Return the reason to skip the self-test, "" to run it."""
     if report.refused:
         return "the model is refused"
@@ -113,13 +113,13 @@ def _free_bytes() -> int | None:
 
 
 def _tested(
-    report: Report,
+    report: ModelReport,
     copy: Copy,
     overrides: Overrides | None,
     on_progress: OnProgress,
     *,
     in_int8: bool,
-) -> Report:
+) -> ModelReport:
     on_progress(f"{report.model}: importing torch")
     from services.worker.check import generation, selftest
 
@@ -142,12 +142,12 @@ def _tested(
 @contextmanager
 def _progress(target: str) -> Iterator[OnProgress]:
     """Show progress on stderr, if it is a terminal."""
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     with console.status(Text(target)) as status:
         yield lambda words: status.update(Text(words))
 
 
-def _plain(report: Report) -> dict[str, object]:
+def _plain(report: ModelReport) -> dict[str, object]:
     """Return the report as JSON-serialisable values."""
     return asdict(report) | {
         "directory": None if report.directory is None else str(report.directory),
@@ -156,7 +156,7 @@ def _plain(report: Report) -> dict[str, object]:
     }
 
 
-def _show(report: Report) -> None:
+def _show(report: ModelReport) -> None:
     place = "" if report.directory is None else f" in {report.directory}"
     show(Text.assemble((report.model, "bold"), f"{place}: ", _verdict(report)))
     if report.refused:
@@ -175,7 +175,7 @@ def _show(report: Report) -> None:
         show(Text(f"  no self-test: {report.skipped}"))
 
 
-def _verdict(report: Report) -> tuple[str, str]:
+def _verdict(report: ModelReport) -> tuple[str, str]:
     """Return the verdict and its colour."""
     if report.refused:
         return "refused", "bold red"
@@ -184,14 +184,14 @@ def _verdict(report: Report) -> tuple[str, str]:
     return ("good", "bold green") if report.good else ("fails", "bold red")
 
 
-def _facts(report: Report) -> Table:
+def _facts(report: ModelReport) -> Table:
     made = table("facts from the files", "fact", "value", "why")
     for fact in report.facts:
         made.add_row(fact.what, fact.value, "\n".join(fact.why))
     return made
 
 
-def _files(report: Report) -> Table:
+def _files(report: ModelReport) -> Table:
     made = table(
         f"{report.parameters:,} parameters",
         "file",
@@ -213,7 +213,7 @@ def _files(report: Report) -> Table:
     return made
 
 
-def _tests(report: Report) -> Table:
+def _tests(report: ModelReport) -> Table:
     made = table("self-test on this CPU", "test", "", "measured")
     for test in report.tests:
         made.add_row(

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 from rich.text import Text
-from shoal.cli.console import Console, print_error, show, size
+from shoal.cli.console import SafeConsole, print_error, show, size
 
-from libs.conversion import Converted
+from libs.conversion import ConversionRecord
 from libs.conversion.plan import GGUF_SETTINGS
 from libs.errors import ShoalError
 from libs.store import write_converted
@@ -49,7 +49,7 @@ def convert(
     source = directory.resolve()
     target = output or source.with_name(f"{source.name}-safetensors")
     try:
-        with Console(stderr=True).status(Text(str(source))) as status:
+        with SafeConsole(stderr=True).status(Text(str(source))) as status:
             done = write_converted(
                 source,
                 target,
@@ -69,7 +69,7 @@ def convert(
     show(Text(f"written: {target}", style="green"))
 
 
-def _lines(one: Converted) -> list[str]:
+def _lines(one: ConversionRecord) -> list[str]:
     """Describe a conversion: the files, then tensors that the new file lacks."""
     if one.output == GGUF_SETTINGS:
         return [f"{one.source}: its settings, tokenizer and chat template, by {one.converter}"]

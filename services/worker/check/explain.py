@@ -33,7 +33,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorFile:
+class FileSummary:
     """A safetensors file: its bytes and count of numbers by data type in the format's notation
     (F32, BF16, I64 ...).
     """
@@ -54,7 +54,7 @@ class Test:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ModelReport:
     """The report on one model."""
 
     model: str
@@ -62,7 +62,7 @@ class Report:
     """None if the model was not found."""
     card: Card | None = None
     facts: tuple[Fact, ...] = ()
-    files: tuple[TensorFile, ...] = ()
+    files: tuple[FileSummary, ...] = ()
     ignored: tuple[str, ...] = ()
     converted: tuple[str, ...] = ()
     """Torch checkpoints from which the files were converted."""
@@ -274,10 +274,10 @@ def _lengths(late: LateInteraction) -> str:
 
 def inspect(
     directory: Path, model: str, overrides: Overrides | None, base: Path | None = None
-) -> Report:
+) -> ModelReport:
     """Report how a worker would read a directory and its `base`. The report includes refusals."""
     card, refused = None, ""
-    files: tuple[TensorFile, ...] = ()
+    files: tuple[FileSummary, ...] = ()
     with recorded() as reads:
         try:
             card = read_card(directory, model, overrides, base)
@@ -290,7 +290,7 @@ def inspect(
     except ModelBroken as error:
         refused = refused or error.message
     facts = tuple(_facts(card, reads, overrides)) if card is not None else tuple(_seen(reads))
-    return Report(
+    return ModelReport(
         model,
         directory,
         card,
@@ -374,7 +374,7 @@ def _converted(directory: Path) -> Iterator[str]:
         yield f"{words}{tied}{left_out}"
 
 
-def _tensors(directory: Path, path: Path) -> TensorFile:
+def _tensors(directory: Path, path: Path) -> FileSummary:
     name = str(path.relative_to(directory))
     sizes: dict[str, int] = {}
     numbers: dict[str, int] = {}
@@ -382,4 +382,4 @@ def _tensors(directory: Path, path: Path) -> TensorFile:
     for entry in entries.values():
         sizes[entry.dtype] = sizes.get(entry.dtype, 0) + entry.end - entry.begin
         numbers[entry.dtype] = numbers.get(entry.dtype, 0) + prod(entry.shape)
-    return TensorFile(name, len(entries), sizes, numbers)
+    return FileSummary(name, len(entries), sizes, numbers)

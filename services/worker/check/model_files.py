@@ -9,7 +9,7 @@ from shoal.cli.console import size
 
 from libs.catalog.checkpoint.adapter import read_base_model
 from libs.errors import ModelNotFound
-from libs.store import Copy, Progress, is_model_id, open_copies, open_store
+from libs.store import Copy, DownloadProgress, is_model_id, open_copies, open_store
 from libs.store.select import CONFIGS
 from services.worker.memory.files import ModelFiles
 from services.worker.settings import Settings
@@ -76,7 +76,7 @@ def _files(settings: Settings) -> ModelFiles:
 
 def _progress_reporter(
     model: str, on_progress: OnProgress, what: str = "fetching"
-) -> Callable[[Progress], None]:
+) -> Callable[[DownloadProgress], None]:
     return lambda progress: on_progress(
         f"{model}: {what}, {size(progress.done)} of {size(progress.total)}"
     )

@@ -35,7 +35,7 @@ from libs.models import (
 from libs.models.interface.work import DetokenizeWork
 from libs.models.runtime.precision import int8
 from libs.models.runtime.precision.agreement import cosine, vector
-from libs.models.runtime.precision.int8 import Answered, answered
+from libs.models.runtime.precision.int8 import JobOutputs, answered
 from libs.models.runtime.precision.samples import TEXTS, works
 from services.worker.check.explain import Test
 
@@ -69,7 +69,7 @@ def run(
         else in_int8
     )
     overrides = None if overrides is None else replace(overrides, dtype=None)
-    runs: list[Answered] = []
+    runs: list[JobOutputs] = []
     loaded = _load(directory, model, overrides, torch.float32, base)
     yield Test(
         "loads in float32", True, f"{loaded.bytes:,} bytes, at most {loaded.max_tokens:,} tokens"
@@ -102,7 +102,12 @@ def run(
 
 
 def _int8(
-    directory: Path, model: str, overrides: Overrides | None, runs: list[Answered], *, wanted: bool
+    directory: Path,
+    model: str,
+    overrides: Overrides | None,
+    runs: list[JobOutputs],
+    *,
+    wanted: bool,
 ) -> Iterator[Test]:
     """Measure the model's loss in int8. `runs` are jobs and their outputs in float32."""
     try:
@@ -128,7 +133,7 @@ def _load(
     return load_model(directory, model, torch.device("cpu"), dtype, overrides, base)
 
 
-def _checks(model: PackedModel, done: Answered) -> Iterator[Test]:
+def _checks(model: PackedModel, done: JobOutputs) -> Iterator[Test]:
     prepared, outputs = done.prepared, done.outputs
     tokens = [sequence.tokens for sequence in prepared.sequences]
     finite = all(map(is_finite, outputs))

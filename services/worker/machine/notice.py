@@ -55,7 +55,7 @@ def grace_left(gone_at: float, now: float, grace_seconds: float) -> float:
     return max(0.0, min(grace_seconds, gone_at - now - LAST_SECONDS))
 
 
-class Source(Protocol):
+class NoticeSource(Protocol):
     """A source of preemption notices."""
 
     def gone_at(self) -> float | None:
@@ -64,7 +64,7 @@ class Source(Protocol):
         """
 
 
-def parse_source(spec: str) -> Source | None:
+def parse_source(spec: str) -> NoticeSource | None:
     """Return the source that SHOAL_SPOT sets: none, aws, gcp or file:/path."""
     match spec:
         case "none":
@@ -170,7 +170,7 @@ def _fetch(url: str, headers: dict[str, str], method: str = "GET") -> str:
         raise
 
 
-async def noticed(source: Source, interval_seconds: float = NOTICE_POLL_SECONDS) -> float:
+async def noticed(source: NoticeSource, interval_seconds: float = NOTICE_POLL_SECONDS) -> float:
     """Wait for the first notice. Return when the machine stops (Unix time). Failing sources are
     polled again.
     """

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ModelSize:
     """Memory that a model needs: `bytes` always, plus `activation_bytes` while it runs a batch. One
     batch runs at a time.
     """
@@ -30,11 +30,11 @@ class Size:
 
 
 @dataclass(slots=True, eq=False)
-class Claim:
+class LedgerClaim:
     """A reservation in a Ledger. `is_stuck` marks one that a hanging load holds."""
 
     name: str
-    size: Size
+    size: ModelSize
     is_stuck: bool = False
 
 
@@ -49,7 +49,7 @@ class Ledger:
         self.limit_bytes = limit_bytes
         self._lock = threading.RLock()
         # Mutable state, guarded by the lock.
-        self._claims: set[Claim] = set()
+        self._claims: set[LedgerClaim] = set()
         self.peak_bytes = 0
         """The highest memory use so far."""
 
@@ -62,14 +62,14 @@ class Ledger:
     @property
     def free_bytes(self) -> int:
         """The largest claim without activations that would fit."""
-        return -self.missing(Size(0))
+        return -self.missing(ModelSize(0))
 
     @property
-    def stuck(self) -> list[Claim]:
+    def stuck(self) -> list[LedgerClaim]:
         with self._lock:
             return [claim for claim in self._claims if claim.is_stuck]
 
-    def missing(self, size: Size, without: Collection[Claim] = ()) -> int:
+    def missing(self, size: ModelSize, without: Collection[LedgerClaim] = ()) -> int:
         """Return the bytes lacking for another claim if those in `without` were released; <= 0 if
         it fits.
         """
@@ -77,17 +77,17 @@ class Ledger:
             sizes = [size, *(claim.size for claim in self._claims if claim not in without)]
         return _total(sizes) - self.limit_bytes
 
-    def claim(self, name: str, size: Size) -> Claim | None:
+    def claim(self, name: str, size: ModelSize) -> LedgerClaim | None:
         """Add a claim if it fits."""
         with self._lock:
             if self.missing(size) > 0:
                 return None
-            claim = Claim(name, size)
+            claim = LedgerClaim(name, size)
             self._claims.add(claim)
             self._check()
             return claim
 
-    def resize(self, claim: Claim, size: Size) -> bool:
+    def resize(self, claim: LedgerClaim, size: ModelSize) -> bool:
         """Change the claim's size if the new one fits. Return whether it did."""
         with self._lock:
             if self.missing(size, [claim]) > 0:
@@ -96,7 +96,7 @@ class Ledger:
             self._check()
             return True
 
-    def release(self, claim: Claim) -> None:
+    def release(self, claim: LedgerClaim) -> None:
         with self._lock:
             self._claims.remove(claim)
 
@@ -114,7 +114,7 @@ class Ledger:
             raise InternalError(f"models use {taken:,} bytes, limit {self.limit_bytes:,}")
 
 
-def _total(sizes: Sequence[Size]) -> int:
+def _total(sizes: Sequence[ModelSize]) -> int:
     return sum(size.bytes for size in sizes) + max(
         (size.activation_bytes for size in sizes), default=0
     )
@@ -126,7 +126,7 @@ class Holding:
 
     candidate: Candidate
     """The model as eviction policies see it."""
-    claim: Claim
+    claim: LedgerClaim
     more_bytes: int = 0
     """Bytes of its adapters' claims, freed with it."""
 
@@ -134,10 +134,10 @@ class Holding:
 def victims(
     ledger: Ledger,
     holdings: Collection[Holding],
-    size: Size,
+    size: ModelSize,
     policy: Policy,
     challenger: Challenger,
-    own: Claim | None = None,
+    own: LedgerClaim | None = None,
 ) -> list[Candidate] | None:
     """Choose further models to evict so that `size` fits in place of the claim `own`.
 
@@ -180,9 +180,9 @@ def victims(
 
 def never_fits(
     ledger: Ledger,
-    staying: Collection[Claim],
-    size: Size,
-    own: Claim | None = None,
+    staying: Collection[LedgerClaim],
+    size: ModelSize,
+    own: LedgerClaim | None = None,
     *,
     more_bytes: int = 0,
 ) -> bool:

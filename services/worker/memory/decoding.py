@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from libs.errors import InvalidInput, NoCapacity
-from services.worker.memory.budget import Claim, Ledger, Size
+from services.worker.memory.budget import Ledger, LedgerClaim, ModelSize
 
 ALLOWANCE_BYTES: Final = 128 << 20
 """Total for all images that use the allowance, in addition to the models' memory: 8,000,000
@@ -89,7 +89,7 @@ class DecodingMemory:
                     self._ledger.release(claim)
                 self._released.notify_all()
 
-    def _wait(self, needed: int, field: str, check: Callable[[], None]) -> Claim | None:
+    def _wait(self, needed: int, field: str, check: Callable[[], None]) -> LedgerClaim | None:
         """Return the claim, or None if the bytes are from the allowance."""
         until = self._clock() + MAX_WAIT_SECONDS
         while True:
@@ -97,7 +97,7 @@ class DecodingMemory:
                 if self._used + needed <= self._allowance:
                     self._used += needed
                     return None
-                claim = self._ledger.claim(_NAME, Size(needed))
+                claim = self._ledger.claim(_NAME, ModelSize(needed))
                 if claim is not None:
                     return claim
                 if self._clock() >= until:

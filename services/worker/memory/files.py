@@ -20,7 +20,7 @@ from libs.catalog.detect import read_card
 from libs.catalog.overrides import Catalog
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, NoCapacity, ShoalError
 from libs.kinds.vision_language.card import is_merged
-from libs.store import Copy, LocalCopies, Progress, Store
+from libs.store import Copy, DownloadProgress, LocalCopies, ModelStore
 from libs.store.digests import FileDigests, FilesChanged, FilesDigest, ListedFiles, list_files
 from libs.telemetry.logs import fields
 from services.worker.machine import disk
@@ -56,7 +56,7 @@ class ModelFiles:
     def __init__(
         self,
         shelves: tuple[Shelf, ...],
-        store: Store | None = None,
+        store: ModelStore | None = None,
         catalog: Catalog | None = None,
         *,
         item_bytes: int,
@@ -101,7 +101,7 @@ class ModelFiles:
                 f"this worker has no directory with the base of the model {model!r}", field="model"
             ) from None
 
-    def fetch(self, model: str, on_progress: Callable[[Progress], None]) -> Copy:
+    def fetch(self, model: str, on_progress: Callable[[DownloadProgress], None]) -> Copy:
         """Return the directory of a model in the store, downloading it if necessary, with its base
         as in `find`. Raises ShoalError.
         """
@@ -116,7 +116,7 @@ class ModelFiles:
         return self.with_base(copy, model, on_progress)
 
     def with_base(
-        self, copy: Copy, model: str, on_progress: Callable[[Progress], None] | None = None
+        self, copy: Copy, model: str, on_progress: Callable[[DownloadProgress], None] | None = None
     ) -> Copy:
         """Add the base's directory to an adapter's copy, from a shelf or, with `on_progress`, from
         the store.
@@ -141,7 +141,7 @@ class ModelFiles:
             raise
 
     def _base(
-        self, directory: Path, name: str, on_progress: Callable[[Progress], None] | None
+        self, directory: Path, name: str, on_progress: Callable[[DownloadProgress], None] | None
     ) -> Copy:
         found = self._on_shelf(name)
         if found is not None:
@@ -175,7 +175,7 @@ class ModelFiles:
         raise ModelNotFound(f"this worker has no directory with the model {model!r}", field="model")
 
     def readable(
-        self, directory: Path, on_progress: Callable[[Progress], None] | None = None
+        self, directory: Path, on_progress: Callable[[DownloadProgress], None] | None = None
     ) -> Copy:
         """Return a directory outside the store, or its converted copy if its weights are torch
         checkpoints.
@@ -230,9 +230,9 @@ class ModelFiles:
 
     def _from_store(
         self,
-        store: Store,
+        store: ModelStore,
         name: str,
-        on_progress: Callable[[Progress], None],
+        on_progress: Callable[[DownloadProgress], None],
         *,
         is_adapter: bool = False,
     ) -> Copy:

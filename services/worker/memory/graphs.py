@@ -20,7 +20,7 @@ from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.machine.device import Device
 from services.worker.machine.threads import in_thread
-from services.worker.memory.budget import Claim, Ledger
+from services.worker.memory.budget import Ledger, LedgerClaim
 from services.worker.memory.resident import Resident
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class KeepsGraphs(Protocol):
 class _Kept:
     resident: Resident
     model: KeepsGraphs
-    claim: Claim
+    claim: LedgerClaim
 
 
 class GraphMemory:
@@ -68,7 +68,7 @@ class GraphMemory:
         for event in get_args(Event):
             metrics.GRAPH_EVENTS.labels(event)
 
-    def keep(self, resident: Resident, claim: Claim) -> None:
+    def keep(self, resident: Resident, claim: LedgerClaim) -> None:
         """Let a model that has become resident with this claim capture graphs."""
         model = resident.model
         if self._graphs is None or not isinstance(model, KeepsGraphs):

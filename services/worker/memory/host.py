@@ -19,7 +19,7 @@ from libs.telemetry.logs import fields
 from services.worker.machine.device import Device
 from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import in_thread
-from services.worker.memory.budget import Claim, Ledger, Size
+from services.worker.memory.budget import Ledger, LedgerClaim, ModelSize
 from services.worker.memory.resident import Resident
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ class Warm:
     name: str
     parked: Parked
     copy: Copy
-    size: Size
-    host: Claim | None
+    size: ModelSize
+    host: LedgerClaim | None
     """None while the model returns to a device that shares the host's memory."""
     load_seconds: float
     last_used: float
@@ -88,12 +88,12 @@ class HostMemory:
     def used_bytes(self) -> int:
         return self._ledger.used_bytes
 
-    def reserve(self, model: str, needed: int, like: Resident | Warm) -> Claim | None:
+    def reserve(self, model: str, needed: int, like: Resident | Warm) -> LedgerClaim | None:
         """Reserve memory, dropping warm models of lower value than this one (`like`). Return None
         if that is not enough.
         """
-        self.give_back(self._ledger.missing(Size(needed)))
-        missing = self._ledger.missing(Size(needed))
+        self.give_back(self._ledger.missing(ModelSize(needed)))
+        missing = self._ledger.missing(ModelSize(needed))
         if missing > 0:
             candidates = [*self._candidates(), self._candidate(model, needed, like)]
             chosen = choose_victims(candidates, missing, self._policy, Challenger("", needed))
@@ -101,9 +101,9 @@ class HostMemory:
                 return None
             for victim in chosen:
                 self.drop(victim.name)
-        return self._ledger.claim(model, Size(needed))
+        return self._ledger.claim(model, ModelSize(needed))
 
-    def release(self, claim: Claim) -> None:
+    def release(self, claim: LedgerClaim) -> None:
         self._ledger.release(claim)
 
     def release_warm(self, warm: Warm) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from libs.models import GeneratedIds, Model, Output, SparseRow
 from libs.models.interface.output_cache import CachedOutput, FindOutput
 from libs.telemetry import metrics
-from services.worker.memory.budget import Claim, Ledger, Size
+from services.worker.memory.budget import Ledger, LedgerClaim, ModelSize
 
 _NAME: Final = "outputs of images"
 
@@ -75,7 +75,7 @@ class ImageCache:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         # Mutable state of the event loop: the claim, and the models that are served.
-        self._claim: Claim | None = None
+        self._claim: LedgerClaim | None = None
         self._models: set[str] = set()
         # Mutable state that the lock guards. `_granted`: bytes of the claim.
         self._lock = threading.Lock()
@@ -133,7 +133,7 @@ class ImageCache:
             self._shrink(self._granted)
             self._asked_at = self._clock()
         if self._granted:
-            self._ledger.resize(self._claim, Size(self._granted))
+            self._ledger.resize(self._claim, ModelSize(self._granted))
         else:
             self._ledger.release(self._claim)
             self._claim = None
@@ -145,7 +145,7 @@ class ImageCache:
         more = min(self._limit - self._granted, self._ledger.free_bytes)
         if more <= 0 or not self._models or not self._may_grow():
             return
-        size = Size(self._granted + more)
+        size = ModelSize(self._granted + more)
         if self._claim is None:
             self._claim = self._ledger.claim(_NAME, size)
         elif not self._ledger.resize(self._claim, size):

@@ -23,14 +23,14 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
 from libs.models import Model
 from libs.models.embedding_recipe import EmbeddingIdentity, identity_maker
-from libs.store import Copy, Progress
+from libs.store import Copy, DownloadProgress
 from libs.store.digests import FilesChanged, FilesDigest
 from libs.telemetry.logs import fields
 from services.worker.machine.device import Device
 from services.worker.machine.shortage import is_out_of_memory
 from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import begin, begin_without_loop, in_thread
-from services.worker.memory.budget import Claim, Size
+from services.worker.memory.budget import LedgerClaim, ModelSize
 from services.worker.memory.files import ModelFiles
 from services.worker.memory.host import Warm
 from services.worker.memory.resident import Resident
@@ -63,7 +63,7 @@ class Loading:
     """Device memory reserved for the model; 0 before it is reserved."""
     is_fetched: bool = True
     """False while the store fetches the model."""
-    progress: Progress | None = None
+    progress: DownloadProgress | None = None
     """Progress of the download."""
     is_from_host: bool = False
     """The model is warm, and is only copied back to the device."""
@@ -225,14 +225,16 @@ class Loader:
             _log_missing_identity(name, error)
             return None
 
-    def _size(self, model: str, stored_bytes: int) -> Size:
+    def _size(self, model: str, stored_bytes: int) -> ModelSize:
         """Return the measured size, or the stored one if the model was never measured or has
         changed.
         """
         known = self.measured.get(model)
         if known is None or known.stored_bytes != stored_bytes:
-            return Size(stored_bytes)
-        return Size(known.bytes, int(known.activation_bytes_per_token * self._device.batch_tokens))
+            return ModelSize(stored_bytes)
+        return ModelSize(
+            known.bytes, int(known.activation_bytes_per_token * self._device.batch_tokens)
+        )
 
     def _read(self, copy: Copy, name: str, stored_bytes: int) -> _FromFiles:
         """Read the model and measure it, while another thread hashes its files. Runs on a separate
@@ -312,7 +314,7 @@ class Loader:
             loading.is_fetched, loading.progress = True, None
             self._changed()
 
-    def _downloading(self, loading: Loading, progress: Progress) -> None:
+    def _downloading(self, loading: Loading, progress: DownloadProgress) -> None:
         """Record the progress of a download. Called on a thread of the store."""
         is_news = loading.progress is None
         loading.progress = progress
@@ -350,7 +352,7 @@ class Loader:
     # Memory that is missing
 
     async def _with_memory(
-        self, model: str, work: Callable[[], _Answer], claim: Claim, held: ExitStack
+        self, model: str, work: Callable[[], _Answer], claim: LedgerClaim, held: ExitStack
     ) -> _Answer:
         """Run `work` like `_in_time`, and retry when it runs out of memory: after trimming caches,
         dropping CUDA graphs, and evicting an idle model.
@@ -388,7 +390,7 @@ class Loader:
     # Threads that may hang
 
     async def _in_time(
-        self, model: str, work: Callable[[], _Answer], claim: Claim, held: ExitStack
+        self, model: str, work: Callable[[], _Answer], claim: LedgerClaim, held: ExitStack
     ) -> _Answer:
         """Run `work` on a new thread. After a timeout, the load keeps its memory until the thread
         ends.

@@ -38,7 +38,7 @@ def on_disk(models: Mapping[str, OnDisk]) -> list[worker_pb2.WorkerModel]:
 
 def failed(model: str, error: ShoalError) -> worker_pb2.WorkerModel:
     return worker_pb2.WorkerModel(
-        model=model, state=models_pb2.MODEL_STATE_FAILED, failure=codec.failure_of(error)
+        model=model, state=models_pb2.MODEL_STATE_FAILED, failure=codec.encode_failure(error)
     )
 
 
@@ -101,7 +101,7 @@ def resident(entry: ResidentModel, item_bytes: int, now: float) -> worker_pb2.Wo
         activation_bytes_per_token=one.activation_bytes_per_token,
         adapters=one.adapters.names(),
         failed_adapters={
-            name: codec.failure_of(error) for name, error in one.adapters.failures(now).items()
+            name: codec.encode_failure(error) for name, error in one.adapters.failures(now).items()
         },
         leaving=one.leaving,
         held_jobs=one.held_jobs,

@@ -27,7 +27,7 @@ from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import in_thread
 from services.worker.memory import report
 from services.worker.memory.adapters import MAX_ADAPTERS, AdapterLoader
-from services.worker.memory.budget import Size
+from services.worker.memory.budget import ModelSize
 from services.worker.memory.decoding import DecodingMemory
 from services.worker.memory.files import ModelFiles, OnDisk
 from services.worker.memory.graphs import GraphMemory
@@ -384,6 +384,6 @@ class Residency:
         """Reserve device memory for an adapter. Return a function that releases it, or None if it
         is not free.
         """
-        self._space.free_memory(Size(size))
-        claim = self._space.device_memory.claim(name, Size(size))
+        self._space.free_memory(ModelSize(size))
+        claim = self._space.device_memory.claim(name, ModelSize(size))
         return None if claim is None else partial(self._space.release, claim)

@@ -10,7 +10,7 @@ from typing import Final
 from libs.embedding_id import check_expected, is_expected
 from libs.errors import NoCapacity, ShoalError
 from libs.models import EncodeWork, Model
-from libs.models.embedding_recipe import EmbeddingIdentity, EncodeOptions
+from libs.models.embedding_recipe import EmbeddingIdentity, VectorOptions
 from services.worker.memory.images import ImageOutputs
 from services.worker.scheduling.meter import Meter
 
@@ -201,7 +201,7 @@ class Resident:
             )
             check_expected(expected, "", reason)
             return ""
-        options = EncodeOptions.from_work(work)
+        options = VectorOptions.from_work(work)
         entry = self.adapters.entries.get(work.adapter)
         found = self.identity.compute_id(options, "" if entry is None else entry.files)
         if not is_expected(expected, found):

@@ -28,10 +28,10 @@ from services.worker.machine.device import Device
 from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import in_thread
 from services.worker.memory.budget import (
-    Claim,
     Holding,
     Ledger,
-    Size,
+    LedgerClaim,
+    ModelSize,
     never_fits,
     victims,
 )
@@ -69,7 +69,7 @@ class MemoryRequest:
     """
 
     name: str
-    size: Size
+    size: ModelSize
     requested_at: float
 
 
@@ -79,9 +79,9 @@ class ResidentModel:
 
     resident: Resident
     copy: Copy
-    device: Claim
+    device: LedgerClaim
     """Its claim on the device."""
-    host: Claim | None = None
+    host: LedgerClaim | None = None
     """The claim of its host copy, if any."""
 
 
@@ -147,7 +147,7 @@ class Space:
         if not device.shares_memory:
             self.host.give_back = self.images.give_back
 
-    def free_memory(self, size: Size, without: Collection[Claim] = ()) -> bool:
+    def free_memory(self, size: ModelSize, without: Collection[LedgerClaim] = ()) -> bool:
         """Free device memory for a claim of `size` as far as possible without evicting models.
         Return whether any was freed.
         """
@@ -162,7 +162,9 @@ class Space:
         Frees one model at a time; the image asks again.
         """
         ledger = self.device_memory if self._shares_memory else self.host.ledger
-        if ledger.missing(Size(needed)) <= 0 or self.images.give_back(ledger.missing(Size(needed))):
+        if ledger.missing(ModelSize(needed)) <= 0 or self.images.give_back(
+            ledger.missing(ModelSize(needed))
+        ):
             return
         if not self._shares_memory:
             self.host.drop_cheapest()
@@ -243,7 +245,7 @@ class Space:
 
     # Memory for loads
 
-    async def reserve(self, request: MemoryRequest, warm: Warm | None = None) -> Claim:
+    async def reserve(self, request: MemoryRequest, warm: Warm | None = None) -> LedgerClaim:
         """Evict models until the request fits, and reserve its memory, in order of requests.
 
         Raises ModelBroken with the numbers if the request can never fit, and NoCapacity if it does
@@ -281,7 +283,7 @@ class Space:
             finally:
                 self.is_crowded = False
 
-    async def grow(self, claim: Claim, request: MemoryRequest) -> bool:
+    async def grow(self, claim: LedgerClaim, request: MemoryRequest) -> bool:
         """Resize a claim to the request's size, evicting models if necessary.
 
         Return False if no eviction is in progress: a load that holds memory must not wait for
@@ -299,12 +301,12 @@ class Space:
             await asyncio.wait(self.unloading.values(), return_when=asyncio.FIRST_COMPLETED)
         return True
 
-    def release(self, claim: Claim) -> None:
+    def release(self, claim: LedgerClaim) -> None:
         """Release the claim of a failed load or of an adapter."""
         self.device_memory.release(claim)
         self.wake_loads()
 
-    def _check_fits(self, request: MemoryRequest, own: Claim | None = None) -> None:
+    def _check_fits(self, request: MemoryRequest, own: LedgerClaim | None = None) -> None:
         models = [
             entry
             for entry in self.models.values()
@@ -325,7 +327,7 @@ class Space:
             f"{hung} and {max(0, memory.free_bytes):,} free"
         )
 
-    def _start_evictions(self, request: MemoryRequest, own: Claim | None = None) -> bool:
+    def _start_evictions(self, request: MemoryRequest, own: LedgerClaim | None = None) -> bool:
         """Start the evictions that the request needs. Return False if the rules forbid enough of
         them now.
         """
@@ -455,7 +457,13 @@ class Space:
     # Admission
 
     async def admit(
-        self, model: Model, claim: Claim, copy: Copy, *, load_seconds: float, activation: float
+        self,
+        model: Model,
+        claim: LedgerClaim,
+        copy: Copy,
+        *,
+        load_seconds: float,
+        activation: float,
     ) -> Resident:
         """Make a loaded model resident."""
         resident = self._resident(claim.name, model, load_seconds, activation)
@@ -469,7 +477,7 @@ class Space:
         return resident
 
     def readmit(
-        self, warm: Warm, model: Model, claim: Claim, *, seconds: float, activation: float
+        self, warm: Warm, model: Model, claim: LedgerClaim, *, seconds: float, activation: float
     ) -> Resident:
         """Make a warm model resident again. `seconds` is how long resuming it took."""
         self.host.add_resume(warm, seconds)

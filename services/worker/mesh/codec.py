@@ -1,6 +1,6 @@
 """Converts results, failures and cards to messages. Pure.
 
-`encode_result` and `failure_of` run right before a Complete; `job_codec.py` reads jobs.
+`encode_result` and `encode_failure` run right before a Complete; `job_codec.py` reads jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from libs.models import (
     ExtractResult,
     Result,
     ScoreResult,
-    Stored,
+    StoredArray,
 )
 from libs.models.interface.results import Chunks, DetokenizeResult, TokenizeResult
 from libs.models.interface.work import (
@@ -135,19 +135,19 @@ def encode_part(result: EncodeResult, *, revision: str, embedding_id: str) -> by
     return response.SerializeToString()
 
 
-def failure_of(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Failure:
+def encode_failure(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Failure:
     """Convert the error for the router. Item numbers in its path count from the request's first
     item.
     """
     return worker_pb2.Failure(
         reason=error.reason,
-        message=_travelling(error.message, MAX_MESSAGE),
-        field=_travelling(rebase(error.field, first_item), MAX_FIELD),
+        message=_to_wire_text(error.message, MAX_MESSAGE),
+        field=_to_wire_text(rebase(error.field, first_item), MAX_FIELD),
         retry_after_seconds=error.retry_after,
     )
 
 
-def _travelling(text: str, most: int) -> str:
+def _to_wire_text(text: str, most: int) -> str:
     """Truncate and escape text for a protobuf string: file names may be invalid Unicode, and errors
     quote foreign text.
     """
@@ -158,7 +158,7 @@ def _travelling(text: str, most: int) -> str:
 def failed(error: ShoalError, *, first_item: int = 0) -> bytes:
     """Return a serialised JobResult with a failure."""
     return worker_pb2.JobResult(
-        failure=failure_of(error, first_item=first_item)
+        failure=encode_failure(error, first_item=first_item)
     ).SerializeToString()
 
 
@@ -260,7 +260,7 @@ def _chunks(chunks: Chunks) -> inference_pb2.Chunks:
     )
 
 
-def _tensor(stored: Stored) -> tensor_pb2.Tensor:
+def _tensor(stored: StoredArray) -> tensor_pb2.Tensor:
     return tensor_pb2.Tensor(
         data_type=words.DATA_TYPES[stored.data_type],
         shape=stored.shape,

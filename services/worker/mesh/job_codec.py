@@ -86,7 +86,7 @@ def to_work(job: worker_pb2.Job, *, scope: str | None = None) -> Work:
     )
 
 
-def files_of(job: worker_pb2.Job) -> Sequence[bytes]:
+def document_files(job: worker_pb2.Job) -> Sequence[bytes]:
     """Return the files that documents of the job's items refer to."""
     match job.WhichOneof("operation"):
         case "encode" | "score" | "extract" as operation:

@@ -115,7 +115,7 @@ _DELTAS: Final = _method("deltas", worker_pb2.DeltasRequest, worker_pb2.DeltasRe
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class WorkerIdentity:
     """The worker's identity in calls to routers. `epoch` is new at each process start."""
 
     worker_id: str
@@ -134,7 +134,7 @@ class Link:
     """
 
     def __init__(
-        self, identity: Identity, addresses: Sequence[str], trust: Trust | None = None
+        self, identity: WorkerIdentity, addresses: Sequence[str], trust: Trust | None = None
     ) -> None:
         self.identity = identity
         self.clock = MeshClock()

@@ -60,7 +60,7 @@ _PART_OF: Final[Mapping[str, Part]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     """An event from `start` to `end`, in microseconds."""
 
     kind: str
@@ -92,28 +92,30 @@ class Forward:
 class _Placed:
     """A span of the host."""
 
-    span: Span
+    span: TraceSpan
     part: Part | None
     """None for a range without a part."""
     own: float
     """Its duration without nested spans."""
 
 
-def read(path: Path) -> list[Span]:
+def read(path: Path) -> list[TraceSpan]:
     """Read all spans of a trace file."""
     with path.open(encoding="utf-8") as file:
         events: list[dict[str, Any]] = json.load(file)["traceEvents"]
     return [_span(event) for event in events if event["ph"] == "X"]
 
 
-def _span(event: Mapping[str, Any]) -> Span:
+def _span(event: Mapping[str, Any]) -> TraceSpan:
     start, link = float(event["ts"]), event.get("args", {}).get("correlation", 0)
     track = (event.get("pid"), event.get("tid"))
     kind = "cpu_op" if event["name"].startswith(NATIVE) else event.get("cat", "")
-    return Span(kind, event["name"], track, start, start + float(event.get("dur", 0)), int(link))
+    return TraceSpan(
+        kind, event["name"], track, start, start + float(event.get("dur", 0)), int(link)
+    )
 
 
-def forwards(spans: Iterable[Span]) -> list[Forward]:
+def forwards(spans: Iterable[TraceSpan]) -> list[Forward]:
     """Return every forward pass of a trace, in order."""
     ordered = sorted(spans, key=lambda span: (span.start, -span.end))
     return [
@@ -121,7 +123,7 @@ def forwards(spans: Iterable[Span]) -> list[Forward]:
     ]
 
 
-def _forward(whole: Span, spans: Sequence[Span]) -> Forward:
+def _forward(whole: TraceSpan, spans: Sequence[TraceSpan]) -> Forward:
     placed = _placed(whole, spans)
     parts_of_links = {one.span.link: one.part for one in placed if one.span.link}
     launched = [span for span in spans if span.kind in _ON_DEVICE and span.link in parts_of_links]
@@ -150,7 +152,7 @@ def _add(
     inside[part][name] = inside[part].get(name, 0.0) + microseconds / 1e6
 
 
-def _placed(whole: Span, spans: Sequence[Span]) -> list[_Placed]:
+def _placed(whole: TraceSpan, spans: Sequence[TraceSpan]) -> list[_Placed]:
     """Return the host's spans within a forward pass, its whole span first."""
     placed: list[_Placed] = []
     around: list[_Placed] = []
@@ -171,7 +173,7 @@ def _placed(whole: Span, spans: Sequence[Span]) -> list[_Placed]:
     return placed
 
 
-def _part(span: Span, around: _Placed | None) -> Part | None:
+def _part(span: TraceSpan, around: _Placed | None) -> Part | None:
     """Return the part of a span: that of its range, or of the range around an operator. A head's
     matrix products are always GEMM.
     """
@@ -186,13 +188,13 @@ def _part(span: Span, around: _Placed | None) -> Part | None:
     return own if inherited == "pooling" and own == "GEMM" else inherited
 
 
-def _part_of_kernel(span: Span, part: Part | None) -> Part:
+def _part_of_kernel(span: TraceSpan, part: Part | None) -> Part:
     if span.kind == "gpu_memcpy" and any(way in span.name for way in _BETWEEN_DEVICES):
         return "copy"
     return part or "other"
 
 
-def _uncovered(whole: Span, spans: Iterable[Span]) -> float:
+def _uncovered(whole: TraceSpan, spans: Iterable[TraceSpan]) -> float:
     """Return how long no span runs. The spans must be ordered by start."""
     gaps, reached = 0.0, whole.start
     for span in spans:

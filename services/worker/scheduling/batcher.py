@@ -44,7 +44,7 @@ CANDIDATES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class BatchGroup:
     """The model and head that the sequences of a batch share."""
 
     model: str
@@ -108,7 +108,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """Limits of one batch."""
 
     tokens: int
@@ -125,7 +125,7 @@ class Limits:
 class Batch:
     """Sequences of one group for one forward pass. The oldest of the least-served flow is first."""
 
-    group: Group
+    group: BatchGroup
     chosen: tuple[Waiting, ...]
     tokens: int
     weighed: dict[Flow, float]
@@ -140,7 +140,7 @@ _LineKey = tuple[str, Flow]
 class _Line:
     """The queue of one flow for one head of a model, by job and index, in order of arrival."""
 
-    group: Group
+    group: BatchGroup
     flow: Flow
     weight: float
     waiting: dict[tuple[int, int], Waiting] = field(default_factory=dict)
@@ -170,24 +170,24 @@ class _Share:
         if not turns.has_waiting:
             self.models.leave(line.group.model, now)
 
-    def first(self) -> tuple[Group, Flow]:
+    def first(self) -> tuple[BatchGroup, Flow]:
         """Return the least-served line of the least-served model."""
         model = self.models.first()
         head, flow = self.lines[model].first()
-        return Group(model, head), flow
+        return BatchGroup(model, head), flow
 
-    def next(self) -> tuple[Group, Flow]:
+    def next(self) -> tuple[BatchGroup, Flow]:
         """Return `first`, and advance the virtual times to it: its service begins."""
         model = self.models.next()
         head, flow = self.lines[model].next()
-        return Group(model, head), flow
+        return BatchGroup(model, head), flow
 
     def is_near(self, line: _Line) -> bool:
         """Return whether the line may join a batch of its model's least-served line."""
         turns = self.lines[line.group.model]
         return turns.tag(line.key) <= turns.tag(turns.first()) + COBATCH_WINDOW_SECONDS
 
-    def charge(self, line: _LineKey, group: Group, cost: float, now: float) -> None:
+    def charge(self, line: _LineKey, group: BatchGroup, cost: float, now: float) -> None:
         cost /= GENERATION_SHARE if group.is_continuous else 1.0
         self.models.charge(group.model, cost, now)
         self.lines.setdefault(group.model, Turns()).charge(line, cost, now)
@@ -227,13 +227,13 @@ class WaitingRoom:
         self._callers: Turns[Caller] = Turns()
         self._shares: dict[Caller, _Share] = {}
         self._models: Turns[str] = Turns()  # device time by model, not used to choose batches
-        self._lines: dict[Group, dict[Flow, _Line]] = {}
+        self._lines: dict[BatchGroup, dict[Flow, _Line]] = {}
         self._jobs: dict[int, dict[int, _Line]] = {}
         self._now = 0.0
 
     def add(
         self,
-        group: Group,
+        group: BatchGroup,
         sequences: Collection[Waiting],
         flow: Flow = NO_CALLER,
         weight: float = 1.0,
@@ -287,7 +287,7 @@ class WaitingRoom:
         return self._models.tag(model)
 
     def take(
-        self, limits: Limits, now: float, cap: Callable[[Group], int] | None = None
+        self, limits: BatchLimits, now: float, cap: Callable[[BatchGroup], int] | None = None
     ) -> Batch | None:
         """Choose the next batch and remove it from the queues. Return None if nothing waits.
 
@@ -320,7 +320,7 @@ class WaitingRoom:
             self._take_out(line, one)
         return Batch(group, chosen, sum(one.tokens for one in chosen), weighed)
 
-    def preempts(self, running: Batch, limits: Limits) -> bool:
+    def preempts(self, running: Batch, limits: BatchLimits) -> bool:
         """Return whether the next batch should run between two layers of the running one
         (preemption).
 
@@ -421,7 +421,9 @@ def _place(item: tuple[tuple[int, int], Waiting]) -> tuple[bool, float, tuple[in
     return not one.has_begun, one.since, name
 
 
-def _pick(lines: Collection[_Line], tokens: int, limits: Limits, now: float) -> Iterator[Waiting]:
+def _pick(
+    lines: Collection[_Line], tokens: int, limits: BatchLimits, now: float
+) -> Iterator[Waiting]:
     """Choose sequences in the lines' order: those that have begun, then others. The first of the
     others is always chosen.
     """

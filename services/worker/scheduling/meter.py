@@ -170,7 +170,7 @@ class Meter:
 
     def expected_seconds(self, tokens: int) -> float:
         """Return the expected duration of a forward pass over `tokens`; 0 until measured."""
-        return tokens / self._computed_per_second if self._forward_seconds else 0.0
+        return tokens / self._computed_per_second if self._computed_per_second else 0.0
 
     def min_seconds(self, tokens: int) -> float:
         """Return a lower bound of a pass's duration: the expected time less twice the mean error,

@@ -10,7 +10,7 @@ import pytest
 
 from services.edge.batches import lines as lines_of_batches
 from services.edge.batches import manager
-from services.edge.batches.runner import Runner
+from services.edge.batches.runner import BatchRunner
 from services.edge.batches.settings import BatchSettings
 
 
@@ -35,14 +35,14 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Runner]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[BatchRunner]:
     """Return the runners of all batches, in the order in which they start."""
-    found: list[Runner] = []
+    found: list[BatchRunner] = []
 
-    class Recorded(Runner):
+    class Recorded(BatchRunner):
         def __init__(self, *arguments: Any, **more: Any) -> None:
             super().__init__(*arguments, **more)
             found.append(self)
 
-    monkeypatch.setattr(manager, "Runner", Recorded)
+    monkeypatch.setattr(manager, "BatchRunner", Recorded)
     return found

@@ -13,7 +13,7 @@ from shoal.v1 import inference_pb2 as pb
 from services.edge.batches import files as files_routes
 from services.edge.batches import lines as lines_of_batches
 from services.edge.batches.settings import BatchSettings
-from services.edge.batches.store import Store, tenant_key
+from services.edge.batches.store import BatchStore, tenant_key
 from tests.edge.batches.parts import (
     ENDED,
     create,
@@ -72,7 +72,7 @@ async def test_results_and_errors_are_files_with_each_request_once(
         assert (page["data"], page["has_more"]) == ([found], False)
     assert all(request.priority == pb.PRIORITY_BULK for request in script.requests)
     assert {call.request_id for call in script.calls} >= {one["id"] for one in (*done, failed)}
-    store = Store(storage.location).tenant(tenant_key("default"))
+    store = BatchStore(storage.location).tenant(tenant_key("default"))
     assert not place(f"{storage.location}/active").names()
     assert store.stored_bytes() == len(content) + sum(
         one.bytes for one in store.all_files() if one.batch
@@ -105,7 +105,7 @@ async def test_data_of_a_batch_is_deleted_with_its_last_file(
             await http.send("DELETE", f"/v1/files/{batch[name]}", b"", {})
             assert data.exists() == exists
         await http.send("DELETE", f"/v1/files/{batch['input_file_id']}", b"", {})
-        assert Store(folder.location).tenant(tenant_key("default")).stored_bytes() == 0
+        assert BatchStore(folder.location).tenant(tenant_key("default")).stored_bytes() == 0
         assert (await retrieve(http, batch))["status"] == "completed"
 
 

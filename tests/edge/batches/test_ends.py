@@ -13,7 +13,7 @@ from pathlib import Path
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import QueueFull, WorkerLost
-from services.edge.batches.runner import Runner
+from services.edge.batches.runner import BatchRunner
 from services.edge.batches.settings import BatchSettings
 from tests.edge.batches.parts import (
     ENDED,
@@ -60,7 +60,7 @@ async def test_cancelled_batch_keeps_its_results(
 
 
 async def test_expired_batch_has_errors_for_the_rest(
-    folder: BatchSettings, made: list[Runner], answered: Callable[[], int]
+    folder: BatchSettings, made: list[BatchRunner], answered: Callable[[], int]
 ) -> None:
     async def act() -> None:
         if len(script.requests) > 1:

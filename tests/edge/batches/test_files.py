@@ -14,12 +14,12 @@ import pytest
 from services.edge import server
 from services.edge.batches import store as stores
 from services.edge.batches.context import new_id
-from services.edge.batches.objects import BatchRecord, FileRecord, Piece, make_id
+from services.edge.batches.objects import BatchRecord, FilePiece, FileRecord, make_id
 from services.edge.batches.settings import BatchSettings
 from services.edge.batches.store import (
     FILE_PIECE_BYTES,
-    Content,
-    Store,
+    BatchStore,
+    FileContent,
     TenantStore,
     tenant_key,
 )
@@ -86,7 +86,7 @@ async def test_page_reads_only_its_records(
 ) -> None:
     assert (await upload(http, lines(1))).status == 200
     key = next((tmp_path / "files").glob("t-*")).name
-    store, files = Store(str(tmp_path / "files")).tenant(key), []
+    store, files = BatchStore(str(tmp_path / "files")).tenant(key), []
     for number in range(5):
         store.end_batch(batch_record(number, status="completed"))
         files.append(make_id("file-", int(time.time()) + 9 + number, "0" * 32))
@@ -142,7 +142,7 @@ def test_records_in_memory_are_bounded_by_their_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "MAX_CACHED_BYTES", 13_000)
-    store = Store(str(tmp_path / "files"))
+    store = BatchStore(str(tmp_path / "files"))
     tenant = store.tenant(tenant_key("red"))
     for number in range(5):
         record = batch_record(number, status="completed", metadata={"a": "b" * 3000})
@@ -329,7 +329,7 @@ async def test_openapi_describes_files_and_batches(http: Http) -> None:
 
 def test_expired_files_and_data_without_a_record_are_deleted(tmp_path: Path) -> None:
     now = int(time.time())
-    store = Store(str(tmp_path / "files")).tenant(tenant_key("red"))
+    store = BatchStore(str(tmp_path / "files")).tenant(tenant_key("red"))
     old, new = (make_id("file-", now, digit * 32) for digit in "01")
     for identity, expires_at in ((old, now - 1), (new, now + 60)):
         store.data(identity).create("00000000", b"a\n")
@@ -350,7 +350,7 @@ def store_pieces(store: TenantStore, *texts: bytes) -> FileRecord:
     pieces = []
     for number, text in enumerate(texts):
         store.data(identity).create(str(number), text)
-        pieces.append(Piece(str(number), 0, len(text), len(text)))
+        pieces.append(FilePiece(str(number), 0, len(text), len(text)))
     record = FileRecord(
         id=identity,
         filename="a",
@@ -364,7 +364,7 @@ def store_pieces(store: TenantStore, *texts: bytes) -> FileRecord:
     return record
 
 
-class Shared(Content):
+class Shared(FileContent):
     """A content of which another thread replaces the last piece whenever one is kept."""
 
     @property
@@ -377,16 +377,16 @@ class Shared(Content):
 
 
 def test_threads_that_share_a_content_read_their_own_pieces(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "files")).tenant(tenant_key("red"))
+    store = BatchStore(str(tmp_path / "files")).tenant(tenant_key("red"))
     content = Shared(store, store_pieces(store, b"one\n", b"two\n"))
     assert content.read(0, 8) == b"one\ntwo\n"
     assert content.read(2, 4) == b"e\ntw"
 
 
 def test_lines_of_pieces_have_their_offsets(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "files")).tenant(tenant_key("red"))
+    store = BatchStore(str(tmp_path / "files")).tenant(tenant_key("red"))
     texts = [b"one\ntw", b"o\n\nthr", b"ee is too long to keep\nfour"]
-    content = Content(store, store_pieces(store, *texts))
+    content = FileContent(store, store_pieces(store, *texts))
     whole = b"".join(texts)
     found = list(content.lines(5))
     assert found == [(0, b"one"), (4, b"two"), (8, b""), (9, b"three "), (35, b"four")]

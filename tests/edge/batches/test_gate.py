@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from services.edge import asgi
 from services.edge.batches.gate import Gate
-from services.edge.messages.names import Names
+from services.edge.messages.names import AliasNames
 from services.edge.routers import Routers
 from tests.router.parts import until
 
@@ -96,7 +96,9 @@ async def test_free_places_go_to_the_tenant_with_the_fewest_requests() -> None:
 
 async def test_few_answers_are_put_together_at_a_time() -> None:
     """The bound also holds if their requests are cancelled."""
-    application = asgi.Application(Routers(("127.0.0.1:1",), None), lambda: Names({}), asgi.State())
+    application = asgi.Application(
+        Routers(("127.0.0.1:1",), None), lambda: AliasNames({}), asgi.State()
+    )
     lock, may_end = threading.Lock(), threading.Event()
     loop, is_full = asyncio.get_running_loop(), asyncio.Event()
     running_now = most = 0

@@ -5,25 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from shoal.bulk.places import Place, place
+from shoal.bulk.places import OutputPlace, place
 
-from services.edge.batches.leases import Lease, LeaseLost, Observed, latest_generations
+from services.edge.batches.leases import BatchLease, LeaseLost, Observed, latest_generations
 
 
 @pytest.fixture(params=["folder", "memory"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> OutputPlace:
     """A folder and an object store with conditional puts."""
     return place(str(tmp_path) if request.param == "folder" else f"memory:/{tmp_path}")
 
 
-def test_one_edge_acquires_a_lease(folder: Place) -> None:
-    assert Lease.acquire(folder, "batch", 0) is not None
-    assert Lease.acquire(folder, "batch", 0) is None
+def test_one_edge_acquires_a_lease(folder: OutputPlace) -> None:
+    assert BatchLease.acquire(folder, "batch", 0) is not None
+    assert BatchLease.acquire(folder, "batch", 0) is None
     assert latest_generations(folder.names()) == {"batch": 1}
 
 
-def test_lease_without_renewals_is_taken_over(folder: Place) -> None:
-    first = Lease.acquire(folder, "batch", 0)
+def test_lease_without_renewals_is_taken_over(folder: OutputPlace) -> None:
+    first = BatchLease.acquire(folder, "batch", 0)
     assert first is not None
     observed = Observed(lease_seconds=10.0)
     assert not observed.is_free(folder, "batch", 1, 0.0)
@@ -31,7 +31,7 @@ def test_lease_without_renewals_is_taken_over(folder: Place) -> None:
     assert not observed.is_free(folder, "batch", 1, 9.0)
     assert not observed.is_free(folder, "batch", 1, 18.0)
     assert observed.is_free(folder, "batch", 1, 19.5)
-    second = Lease.acquire(folder, "batch", 1)
+    second = BatchLease.acquire(folder, "batch", 1)
     assert second is not None
     with pytest.raises(LeaseLost):
         first.renew()
@@ -41,15 +41,15 @@ def test_lease_without_renewals_is_taken_over(folder: Place) -> None:
     assert latest_generations(folder.names()) == {"batch": 2}
 
 
-def test_released_lease_is_free_at_once(folder: Place) -> None:
-    lease = Lease.acquire(folder, "batch", 0)
+def test_released_lease_is_free_at_once(folder: OutputPlace) -> None:
+    lease = BatchLease.acquire(folder, "batch", 0)
     assert lease is not None
     lease.release_if_held()
     assert Observed().is_free(folder, "batch", 1, 0.0)
 
 
-def test_lease_of_an_ended_batch_is_lost(folder: Place) -> None:
-    lease = Lease.acquire(folder, "batch", 0)
+def test_lease_of_an_ended_batch_is_lost(folder: OutputPlace) -> None:
+    lease = BatchLease.acquire(folder, "batch", 0)
     assert lease is not None
     lease.delete()
     with pytest.raises(LeaseLost):
@@ -57,8 +57,8 @@ def test_lease_of_an_ended_batch_is_lost(folder: Place) -> None:
     assert Observed().is_free(folder, "batch", 0, 0.0)
 
 
-def test_leases_of_other_batches_are_forgotten(folder: Place) -> None:
-    assert Lease.acquire(folder, "batch", 0) is not None
+def test_leases_of_other_batches_are_forgotten(folder: OutputPlace) -> None:
+    assert BatchLease.acquire(folder, "batch", 0) is not None
     observed = Observed(lease_seconds=1.0)
     assert not observed.is_free(folder, "batch", 1, 0.0)
     observed.forget_others(["other"])

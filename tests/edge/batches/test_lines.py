@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from services.edge.batches import lines
-from services.edge.batches.objects import Chunk, Plan
+from services.edge.batches.objects import InputPlan, LineChunk
 from services.edge.intake.served import Executed
 from tests.edge.batches.parts import EMBEDDINGS, line
 
 
-def plan(content: bytes, endpoint: str = EMBEDDINGS, max_requests: int = 1000) -> Plan:
+def plan(content: bytes, endpoint: str = EMBEDDINGS, max_requests: int = 1000) -> InputPlan:
     found, offset = [], 0
     for text in content.split(b"\n"):
         found.append((offset, text))
@@ -126,7 +126,7 @@ def test_division_can_be_stopped() -> None:
         seen += 1
         return seen > 3
 
-    with pytest.raises(lines.Stopped):
+    with pytest.raises(lines.DivisionStopped):
         lines.divide(
             ((number, b"") for number in range(1 << 60)),
             EMBEDDINGS,
@@ -154,7 +154,7 @@ def test_chunks_cover_all_lines_once() -> None:
         assert inputs <= lines.CHUNK_INPUTS or chunk.requests == 1
         ids += [int(one.custom_id) for one in requests]
     assert ids == list(range(len(sizes)))
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Plan) == found
+    assert msgspec.json.decode(msgspec.json.encode(found), type=InputPlan) == found
 
 
 def test_line_numbers_count_blank_lines() -> None:
@@ -261,4 +261,4 @@ def test_request_ids_are_stable_and_distinct() -> None:
 
 
 def test_split_keeps_numbers_of_a_chunk() -> None:
-    assert list(lines.split(b"a\n\nb", Chunk(7, 2, 0, 4))) == [(7, b"a"), (9, b"b")]
+    assert list(lines.split(b"a\n\nb", LineChunk(7, 2, 0, 4))) == [(7, b"a"), (9, b"b")]

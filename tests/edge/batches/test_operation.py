@@ -23,8 +23,8 @@ from libs.telemetry import exposition
 from services.edge.batches import leases, manager
 from services.edge.batches import lines as lines_of_batches
 from services.edge.batches import runner as runners
-from services.edge.batches.leases import Lease
-from services.edge.batches.runner import Runner
+from services.edge.batches.leases import BatchLease
+from services.edge.batches.runner import BatchRunner
 from services.edge.batches.settings import BatchSettings
 from services.edge.batches.store import TenantStore
 from services.edge.intake.served import Executed
@@ -200,7 +200,7 @@ async def test_cancelled_batch_counts_only_requests_with_results(
 async def test_requests_of_an_expired_batch_are_failed(
     folder: BatchSettings,
     scrapes: Scrapes,
-    made: list[Runner],
+    made: list[BatchRunner],
     answered: Callable[[], int],
 ) -> None:
     async def act() -> None:
@@ -230,7 +230,7 @@ async def test_edge_that_loses_a_batch_does_not_count_it(
         batch = await start(http, lines(3))
         await scrapes.wait_for_requests(script)
         (name,) = [name for name in active.names() if name.endswith(batch["id"])]
-        taken = Lease.acquire(active, name, 1)
+        taken = BatchLease.acquire(active, name, 1)
         assert taken is not None
         await scrapes.wait_for({})
         free.set()

@@ -23,11 +23,11 @@ from services.edge.batches import lines as lines_of_batches
 from services.edge.batches import runner as runners
 from services.edge.batches.context import Context, QuotaExceeded
 from services.edge.batches.gate import Gate
-from services.edge.batches.leases import Lease
-from services.edge.batches.objects import BatchRecord, FileRecord, Piece, make_id
-from services.edge.batches.runner import Runner
+from services.edge.batches.leases import BatchLease
+from services.edge.batches.objects import BatchRecord, FilePiece, FileRecord, make_id
+from services.edge.batches.runner import BatchRunner
 from services.edge.batches.settings import BatchSettings
-from services.edge.batches.store import Content, TenantStore, tenant_key
+from services.edge.batches.store import FileContent, TenantStore, tenant_key
 from services.edge.intake.served import Executed
 from services.edge.messages.base import HttpError
 from tests.edge.batches.parts import EMBEDDINGS, lines
@@ -71,7 +71,7 @@ class Harness:
             expires_at=now + input_seconds,
             folder=file,
         )
-        self.store.create_file(record, [Piece("00000000", 0, len(content), len(content))])
+        self.store.create_file(record, [FilePiece("00000000", 0, len(content), len(content))])
         batch = BatchRecord(
             id=make_id("batch_", now, "2" * 32),
             endpoint=EMBEDDINGS,
@@ -86,15 +86,15 @@ class Harness:
         self.store.create_batch(batch)
         return batch
 
-    def runner(self, identity: str) -> Runner:
+    def runner(self, identity: str) -> BatchRunner:
         """Claim a batch, of which the stored record is read."""
         record = self.store.batch(identity)
         active = self.context.store.active()
-        lease = Lease.acquire(active, self.store.marker(identity), self._generation)
+        lease = BatchLease.acquire(active, self.store.marker(identity), self._generation)
         assert record is not None
         assert lease is not None
         self._generation += 1
-        return Runner(
+        return BatchRunner(
             self.context,
             self.store,
             record,
@@ -119,7 +119,7 @@ class Harness:
         """Return the lines of a file."""
         record = self.store.file(file, time.time())
         assert record is not None
-        content = b"".join(Content(self.store, record).pieces())
+        content = b"".join(FileContent(self.store, record).pieces())
         return [json.loads(text) for text in content.splitlines()]
 
     async def _execute(
@@ -203,13 +203,13 @@ async def test_batch_that_ends_while_a_chunk_is_prepared_sends_nothing(
 ) -> None:
     batch = harness.create(2)
     runner, loop = harness.runner(batch.id), asyncio.get_running_loop()
-    real_credential, real_read = harness.context.credential, Content.read
+    real_credential, real_read = harness.context.credential, FileContent.read
 
     async def credential(*args: Any, **kwargs: Any) -> Any:
         runner._set_stop(reason)
         return await real_credential(*args, **kwargs)
 
-    def read(content: Content, offset: int, size: int) -> bytes:
+    def read(content: FileContent, offset: int, size: int) -> bytes:
         asyncio.run_coroutine_threadsafe(stop(), loop).result(60.0)
         return real_read(content, offset, size)
 
@@ -219,7 +219,7 @@ async def test_batch_that_ends_while_a_chunk_is_prepared_sends_nothing(
     if at == "credential":
         monkeypatch.setattr(harness.context, "credential", credential)
     else:
-        monkeypatch.setattr(Content, "read", read)
+        monkeypatch.setattr(FileContent, "read", read)
     await asyncio.wait_for(runner.run(), 60.0)
     found = harness.record(batch.id)
     assert (found.status, harness.sent) == (reason, [])
@@ -314,10 +314,10 @@ async def test_leases_are_renewed_while_the_storage_is_slow(
     monkeypatch.setattr(runners, "BATCH_RENEW_SECONDS", 0.01)
     batch, is_free = harness.create(1), threading.Event()
     renewed, started = asyncio.Event(), asyncio.Event()
-    real = Lease.renew
+    real = BatchLease.renew
     loop = asyncio.get_running_loop()
 
-    def renew(lease: Lease) -> None:
+    def renew(lease: BatchLease) -> None:
         real(lease)
         if is_blocked:
             loop.call_soon_threadsafe(renewed.set)
@@ -328,7 +328,7 @@ async def test_leases_are_renewed_while_the_storage_is_slow(
         return ANSWER
 
     is_blocked, harness.act = False, act
-    monkeypatch.setattr(Lease, "renew", renew)
+    monkeypatch.setattr(BatchLease, "renew", renew)
     running = asyncio.create_task(harness.run(batch.id))
     try:
         await asyncio.wait_for(started.wait(), 60.0)

@@ -14,9 +14,9 @@ from shoal.bulk.places import place
 
 from libs.serving import Security
 from services.edge.batches import leases, manager
-from services.edge.batches.leases import Lease
+from services.edge.batches.leases import BatchLease
 from services.edge.batches.settings import BatchSettings
-from services.edge.batches.store import Store
+from services.edge.batches.store import BatchStore
 from tests.edge.batches.parts import (
     EMBEDDINGS,
     ENDED,
@@ -66,17 +66,17 @@ async def test_batch_of_a_dead_edge_is_continued(
     async with routing(script) as router:
         active = place(f"{folder.location}/active")
         taken: list[str] = []
-        real = Store.active
+        real = BatchStore.active
 
-        def claim_first(store: Store) -> Any:
+        def claim_first(store: BatchStore) -> Any:
             for name in real(store).names():
                 if name not in taken and "lease" not in name:
-                    assert Lease.acquire(active, name, 0)
+                    assert BatchLease.acquire(active, name, 0)
                     taken.append(name)
             return real(store)
 
         async with serving_edge(router, folder) as http:
-            monkeypatch.setattr(Store, "active", claim_first)
+            monkeypatch.setattr(BatchStore, "active", claim_first)
             batch = await start(http, lines(3))
             await until(lambda: bool(observed._seen))
             await asyncio.sleep(0.5)

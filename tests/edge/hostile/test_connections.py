@@ -16,7 +16,7 @@ import pytest
 
 from libs.serving import Security
 from services.edge import server
-from services.edge.server import Connection
+from services.edge.server import HttpConnection
 from tests.edge.hostile.process import MAX_GROWTH_BYTES, MIB, EdgeProcess, edge_process
 from tests.edge.parts import Http, Reply, Script, edge, head, read_reply
 from tests.edge.test_server import BODY, EMBED, until
@@ -149,7 +149,7 @@ async def test_unfinished_heads_with_many_headers_use_limited_memory() -> None:
 
 
 async def test_unfinished_heads_share_a_budget(
-    accepted: list[weakref.ref[Connection]], monkeypatch: pytest.MonkeyPatch
+    accepted: list[weakref.ref[HttpConnection]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MAX_UNFINISHED_BYTES", 100_000)
     unfinished = b"GET /livez HTTP/1.1\r\nx: " + b"y" * 60_000
@@ -202,16 +202,16 @@ async def test_closed_connections_with_large_heads_free_their_memory(
 
 
 @pytest.fixture
-def accepted(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Connection]]:
+def accepted(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[HttpConnection]]:
     """Return weak references to all connections that the edge has accepted."""
-    found: list[weakref.ref[Connection]] = []
-    made = Connection.connection_made
+    found: list[weakref.ref[HttpConnection]] = []
+    made = HttpConnection.connection_made
 
-    def connection_made(self: Connection, transport: asyncio.Transport) -> None:
+    def connection_made(self: HttpConnection, transport: asyncio.Transport) -> None:
         found.append(weakref.ref(self))
         made(self, transport)
 
-    monkeypatch.setattr(Connection, "connection_made", connection_made)
+    monkeypatch.setattr(HttpConnection, "connection_made", connection_made)
     return found
 
 
@@ -250,7 +250,7 @@ POST = head("POST", EMBED, {"content-length": str(len(CONTENT))}) + CONTENT
 )
 @pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
 async def test_closed_connection_is_freed_without_the_garbage_collector(
-    accepted: list[weakref.ref[Connection]], sent: bytes, replies: int, is_reset: bool
+    accepted: list[weakref.ref[HttpConnection]], sent: bytes, replies: int, is_reset: bool
 ) -> None:
     async with edge(Script()) as http, no_collector():
         reader, writer = await http.open()
@@ -265,7 +265,7 @@ async def test_closed_connection_is_freed_without_the_garbage_collector(
 
 
 async def test_disconnect_during_a_request_frees_the_connection(
-    accepted: list[weakref.ref[Connection]],
+    accepted: list[weakref.ref[HttpConnection]],
 ) -> None:
     async def forever() -> None:
         await asyncio.Event().wait()
@@ -279,7 +279,9 @@ async def test_disconnect_during_a_request_frees_the_connection(
         await until(lambda: accepted[0]() is None)
 
 
-async def test_idle_connection_keeps_no_request(accepted: list[weakref.ref[Connection]]) -> None:
+async def test_idle_connection_keeps_no_request(
+    accepted: list[weakref.ref[HttpConnection]],
+) -> None:
     async with edge(Script()) as http:
         reader, writer = await http.open()
         writer.write(
@@ -315,7 +317,7 @@ async def test_ambiguous_heads_are_refused(headers: bytes, status: int) -> None:
 
 
 async def test_refused_credential_frees_the_connection(
-    accepted: list[weakref.ref[Connection]], tmp_path: Path
+    accepted: list[weakref.ref[HttpConnection]], tmp_path: Path
 ) -> None:
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     async with edge(Script(), security) as http, no_collector():
@@ -334,7 +336,7 @@ UNFINISHED = b"GET /livez HTTP/1.1\r\nx: " + b"y" * 60_000
 
 
 async def replies_to_reads(
-    http: Http, accepted: list[weakref.ref[Connection]], reads: list[bytes], replies: int
+    http: Http, accepted: list[weakref.ref[HttpConnection]], reads: list[bytes], replies: int
 ) -> list[int]:
     """Let the edge parse these bytes, one read at a time, on a new connection; return the statuses
     of its replies.
@@ -354,7 +356,7 @@ async def replies_to_reads(
 @pytest.mark.parametrize("size", [9 << 10, 40 << 10])
 @pytest.mark.parametrize("request_bytes", [POST, WHOLE_CHUNKED], ids=["by length", "chunked"])
 async def test_body_may_arrive_after_a_large_head(
-    accepted: list[weakref.ref[Connection]], size: int, request_bytes: bytes
+    accepted: list[weakref.ref[HttpConnection]], size: int, request_bytes: bytes
 ) -> None:
     start, separator, body = request_bytes.partition(b"\r\n\r\n")
     begin = start + b"\r\ncookie: " + b"y" * size + separator
@@ -363,7 +365,7 @@ async def test_body_may_arrive_after_a_large_head(
 
 
 async def test_body_may_arrive_with_the_offer_of_another_protocol(
-    accepted: list[weakref.ref[Connection]],
+    accepted: list[weakref.ref[HttpConnection]],
 ) -> None:
     content = json.dumps({**BODY, "input": "x" * (20 << 10)}).encode()
     offer = {
@@ -378,7 +380,7 @@ async def test_body_may_arrive_with_the_offer_of_another_protocol(
 
 
 async def test_bytes_without_content_behind_a_head_are_counted(
-    accepted: list[weakref.ref[Connection]],
+    accepted: list[weakref.ref[HttpConnection]],
 ) -> None:
     begin = head("POST", EMBED, {"transfer-encoding": "chunked"}) + b"2;"
     async with edge(Script()) as http:
@@ -393,7 +395,7 @@ async def test_bytes_without_content_behind_a_head_are_counted(
 )
 @pytest.mark.parametrize("split", [0, 1000])
 async def test_only_the_unfinished_head_of_a_read_is_counted(
-    accepted: list[weakref.ref[Connection]],
+    accepted: list[weakref.ref[HttpConnection]],
     monkeypatch: pytest.MonkeyPatch,
     finished: bytes,
     replies: int,
@@ -410,7 +412,7 @@ async def test_only_the_unfinished_head_of_a_read_is_counted(
     "finished", [LIVE * 2, POST, WHOLE_CHUNKED], ids=["no body", "by length", "chunked"]
 )
 async def test_head_behind_a_finished_request_is_counted(
-    accepted: list[weakref.ref[Connection]], monkeypatch: pytest.MonkeyPatch, finished: bytes
+    accepted: list[weakref.ref[HttpConnection]], monkeypatch: pytest.MonkeyPatch, finished: bytes
 ) -> None:
     monkeypatch.setattr(server, "MAX_UNFINISHED_BYTES", len(UNFINISHED) - 1)
     async with edge(Script()) as http:
@@ -426,7 +428,7 @@ async def test_head_behind_a_finished_request_is_counted(
     ids=["large", "many headers"],
 )
 async def test_memory_of_pipelined_heads_is_limited(
-    accepted: list[weakref.ref[Connection]], headers: dict[str, str]
+    accepted: list[weakref.ref[HttpConnection]], headers: dict[str, str]
 ) -> None:
     async with edge(Script()) as http:
         reads = [POST, head("GET", "/livez", headers) * (server.MAX_PIPELINED // 2)]

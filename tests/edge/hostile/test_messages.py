@@ -32,7 +32,7 @@ from services.edge.messages.base import (
     single_field,
 )
 from services.edge.messages.limits import MAX_MESSAGES, MAX_PARTS
-from services.edge.messages.names import Target
+from services.edge.messages.names import AliasTarget
 from services.router.admission.validation import limits
 from tests.edge.hostile.process import (
     MAX_DELAY_SECONDS,
@@ -132,7 +132,7 @@ def test_no_pattern_is_compiled_for_a_request(monkeypatch: pytest.MonkeyPatch) -
         ConversationTurn("user", reported, f"messages[{place}].content") for place in range(3)
     ]
     fields = GenerationRequest(
-        Target(MODEL), Conversation([], reported, turns), (None, "max_tokens")
+        AliasTarget(MODEL), Conversation([], reported, turns), (None, "max_tokens")
     ).fields()
     monkeypatch.setattr(re, "_compile", refuse)
     asked = question(fields)

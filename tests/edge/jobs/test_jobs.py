@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from shoal.bulk.manifest import Manifest, load
 from shoal.bulk.places import LOCK, Folder, place, read_file_version
-from shoal.bulk.spec import InputVersion, Limits, recipe_from
+from shoal.bulk.spec import BulkLimits, InputVersion, recipe_from
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput
@@ -306,7 +306,7 @@ async def test_manifest_of_a_client_names_no_files_beyond_its_input(
         (out := files.root / uri.partition(":")[0].strip("/").replace("/", "-")).mkdir()
         recipe = recipe_from(files.request()["recipe"])
         named = InputVersion(source, 1, "tag", (replace(read_file_version(uri), uri=uri),))
-        Manifest("0" * 12, recipe, named, Limits()).save(place(str(out)))
+        Manifest("0" * 12, recipe, named, BulkLimits()).save(place(str(out)))
         async with edge(script := Script(encode=encode), **files.settings) as http:
             body = files.request(input=source, output=str(out))
             found = await wait_for(http, await submit(http, body))

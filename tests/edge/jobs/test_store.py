@@ -14,11 +14,11 @@ from shoal.bulk.failures import StorageError
 from shoal.transport.wire import Metadata
 
 from services.edge.batches.context import Context, new_id
-from services.edge.batches.store import Store, _Directory, tenant_key
+from services.edge.batches.store import BatchStore, _Directory, tenant_key
 from services.edge.jobs import jobs
 from services.edge.jobs.jobs import JobKind
 from services.edge.jobs.objects import JOB_PREFIX, JobRecord, Status
-from services.edge.jobs.runner import JobRunner, Mesh
+from services.edge.jobs.runner import JobRunner, MeshConnection
 from services.edge.jobs.store import JobStore
 from tests.edge.jobs.parts import Files, act, encode, send, submit, wait_for
 from tests.edge.parts import Http, Script, edge
@@ -43,7 +43,7 @@ async def tenant_store(http: Http, files: Files) -> JobStore:
     job = await submit(http, files.request())
     assert (await wait_for(http, job))["status"] == "failed"
     (path,) = files.storage.glob(f"*/records/{job['id']}.json")
-    store = JobStore(Store(str(files.storage)), path.parent.parent.name)
+    store = JobStore(BatchStore(str(files.storage)), path.parent.parent.name)
     store.delete(job["id"])
     return store
 
@@ -75,7 +75,7 @@ async def test_job_that_no_edge_finds_is_cancelled_or_resumed(files: Files) -> N
 
 def test_progress_of_a_frozen_edge_does_not_replace_an_end(files: Files) -> None:
     """Nor does its own end, also after another edge has run the job again."""
-    store = JobStore(Store(str(files.storage)), "tenant")
+    store = JobStore(BatchStore(str(files.storage)), "tenant")
     frozen = record(files, "running")
     store.create(frozen)
 
@@ -132,7 +132,7 @@ async def test_job_that_lost_its_name_is_found_again(files: Files) -> None:
     lost, ended = record(files, "queued"), replace(record(files, "failed"), ended_at=1000)
     store.save(lost)
     store.save(ended)
-    JobKind(context, files.settings["jobs"], Mesh((), None)).clean("tenant", 1001.0)
+    JobKind(context, files.settings["jobs"], MeshConnection((), None)).clean("tenant", 1001.0)
     context.close()
     assert store.active_ids() == [lost.id]
     assert store.ids() == sorted((lost.id, ended.id))
@@ -195,7 +195,7 @@ async def test_outputs_of_a_tenant_have_a_quota(files: Files) -> None:
     settings["jobs"] = dataclasses.replace(settings["jobs"], tenant_output_bytes=1 << 30)
     other = record(files, "completed")
     other.counts.bytes, other.ended_at = 1 << 30, int(time.time())
-    JobStore(Store(str(files.storage)), tenant_key("red")).save(other)
+    JobStore(BatchStore(str(files.storage)), tenant_key("red")).save(other)
     async with edge(Script(encode=encode), **settings) as http:
         red = await submit(http, files.request("a"), "red")
         blue = await submit(http, files.request("b"), "blue")
@@ -210,7 +210,7 @@ def test_job_is_found_and_whole_whatever_write_fails(
     files: Files, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An edge is killed before each write in turn, and another one continues."""
-    store = JobStore(Store(str(files.storage)), "tenant")
+    store = JobStore(BatchStore(str(files.storage)), "tenant")
     allowed = 0
 
     def limited(name: str) -> None:

@@ -27,15 +27,15 @@ from typing import Final, Literal
 
 from shoal.bulk.cost import CostMeter
 from shoal.bulk.failures import InputChanged, JobError, StorageError
-from shoal.bulk.flow import MAX_CHARACTERS_IN_FLIGHT, Flow, Rate
-from shoal.bulk.inputs import Chunk, open_source
-from shoal.bulk.manifest import CONTROL, MANIFEST, Manifest, Part, State, load
+from shoal.bulk.flow import MAX_CHARACTERS_IN_FLIGHT, FlowControl, JobThroughput
+from shoal.bulk.inputs import RowChunk, open_source
+from shoal.bulk.manifest import CONTROL, MANIFEST, CommittedPart, Manifest, State, load
 from shoal.bulk.matching import changed_file, find_input
-from shoal.bulk.parts import Content, PartWriter, failed_rows, read_content
-from shoal.bulk.places import Place, absolute, read_file_version
-from shoal.bulk.progress import Progress
-from shoal.bulk.sending import Answer, Sender
-from shoal.bulk.spec import InputFile, Limits, Recipe
+from shoal.bulk.parts import PartContent, PartWriter, failed_rows, read_content
+from shoal.bulk.places import OutputPlace, absolute, read_file_version
+from shoal.bulk.progress import JobProgress
+from shoal.bulk.sending import ChunkResults, Sender
+from shoal.bulk.spec import BulkLimits, BulkRecipe, InputFile
 from shoal.client import AsyncClient
 from shoal.errors import (
     DeadlinePassed,
@@ -63,7 +63,7 @@ MIN_SHARE_ROWS: Final = 1000
 """A share of failed rows is computed of at least this number of rows."""
 
 
-def create(place: Place, uri: str, recipe: Recipe, limits: Limits) -> Manifest:
+def create(place: OutputPlace, uri: str, recipe: BulkRecipe, limits: BulkLimits) -> Manifest:
     """Return the manifest of a new job, or of the job of this recipe and input that the output
     location has already. Raises JobError if it has another one.
     """
@@ -83,7 +83,7 @@ def create(place: Place, uri: str, recipe: Recipe, limits: Limits) -> Manifest:
     return Manifest(uuid.uuid4().hex[:12], recipe, version, limits, created_at=time.time())
 
 
-def _is_continued(place: Place, found: Manifest, recipe: Recipe, uri: str) -> bool:
+def _is_continued(place: OutputPlace, found: Manifest, recipe: BulkRecipe, uri: str) -> bool:
     """Return True if an output location has the job of this recipe and input, and False if it has
     another one that failed before its first part, as with a misspelt model: that one is replaced.
     Raises JobError if it has any other job.
@@ -102,11 +102,11 @@ def _is_continued(place: Place, found: Manifest, recipe: Recipe, uri: str) -> bo
     )
 
 
-def _has_parts(place: Place) -> bool:
+def _has_parts(place: OutputPlace) -> bool:
     return any(name.startswith("part-") for name in place.names())
 
 
-class Job:
+class JobRun:
     """One run of a job.
 
     Args:
@@ -116,22 +116,22 @@ class Job:
 
     def __init__(
         self,
-        place: Place,
+        place: OutputPlace,
         manifest: Manifest,
         client: AsyncClient,
         *,
         timeout: float = 60.0,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[JobProgress], None] | None = None,
     ) -> None:
         self._place, self._manifest = place, manifest
         self._sender, self._timeout = Sender(client, manifest.recipe), timeout
         self._on_progress = on_progress
         self._client = client
-        self._flow = Flow(manifest.limits.in_flight)
+        self._flow = FlowControl(manifest.limits.in_flight)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: set[asyncio.Task[None]] = set()
         self._characters = 0
-        self._deferred: list[tuple[Chunk, Answer]] = []
+        self._deferred: list[tuple[RowChunk, ChunkResults]] = []
         self._replaced: list[str] = []
         self._stopped, self._finished = asyncio.Event(), asyncio.Event()
         self._saving = asyncio.Lock()
@@ -141,7 +141,7 @@ class Job:
         self._waiting_for = ""
         self._began = self._answered_at = self._saved_at = self._due_at = time.monotonic()
         self._active_before = manifest.active_seconds
-        self._rate = Rate(self._began)
+        self._rate = JobThroughput(self._began)
         self._save_seconds = 0.0
 
     async def run(self, *, retry: bool = False) -> Manifest:
@@ -229,7 +229,7 @@ class Job:
         for name in replaced:
             self._place.delete(name)
 
-    def _adopted(self, name: str, data: bytes) -> Part | None:
+    def _adopted(self, name: str, data: bytes) -> CommittedPart | None:
         content = read_content(data, self._manifest.recipe.suffix)
         chunk, _, rest = name.removeprefix("part-").partition("-")
         attempt = rest.partition(".r")[2].partition(".")[0]
@@ -263,7 +263,7 @@ class Job:
         if self._deferred and not self._stopped.is_set():
             raise self._without_results()
 
-    def _read(self, reader: Iterator[Chunk]) -> Chunk | None:
+    def _read(self, reader: Iterator[RowChunk]) -> RowChunk | None:
         """Return the next chunk, of the input as it was when the job began. Raises JobError."""
         chunk = next(reader, None)
         self._expect_within(0.0)
@@ -272,7 +272,7 @@ class Job:
                 raise _input_changed(then, now)
         return chunk
 
-    async def _room(self, chunk: Chunk) -> None:
+    async def _room(self, chunk: RowChunk) -> None:
         """Wait until a chunk may be sent."""
         while self._tasks and not self._stopped.is_set():
             limit = self._flow.limit if self._is_identified else 1
@@ -292,7 +292,7 @@ class Job:
         await asyncio.wait({*self._tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
 
-    async def _process(self, chunk: Chunk, retry: bool) -> None:
+    async def _process(self, chunk: RowChunk, retry: bool) -> None:
         """Send a chunk and commit its part."""
         try:
             await (self._retry(chunk) if retry else self._send(chunk))
@@ -304,7 +304,7 @@ class Job:
         finally:
             self._characters -= chunk.characters
 
-    async def _send(self, chunk: Chunk) -> None:
+    async def _send(self, chunk: RowChunk) -> None:
         answer = await self._send_until_answered(chunk, None)
         await self._identify(answer)
         if not (self._writer.has_schema or self._writer.decides_schema(answer)):
@@ -314,7 +314,7 @@ class Job:
         await self._commit_deferred()
         self._check_share()
 
-    def _defer(self, chunk: Chunk, answer: Answer) -> None:
+    def _defer(self, chunk: RowChunk, answer: ChunkResults) -> None:
         """Keep a chunk without any result until the schema is known. Raises JobError."""
         self._deferred.append((chunk, answer))
         self._check_share()
@@ -332,7 +332,7 @@ class Job:
             "the cause and resume, or run a new job"
         )
 
-    async def _retry(self, chunk: Chunk) -> None:
+    async def _retry(self, chunk: RowChunk) -> None:
         """Replace the part of a chunk by one with the results of its failed rows."""
         old = self._manifest.parts[chunk.number]
         before = await asyncio.to_thread(self._place.read, old.name)
@@ -346,9 +346,9 @@ class Job:
             await self._commit(chunk, answer, before, old.attempt + 1)
             self._replaced.append(old.name)
 
-    async def _send_until_answered(self, chunk: Chunk, rows: list[int] | None) -> Answer:
+    async def _send_until_answered(self, chunk: RowChunk, rows: list[int] | None) -> ChunkResults:
         """Send a chunk until it is answered. Raises ShoalError if it cannot be."""
-        delay, answer = _FIRST_DELAY_SECONDS, Answer()
+        delay, answer = _FIRST_DELAY_SECONDS, ChunkResults()
         while True:
             # After an overload, chunks in flight wait for each other, too.
             while len(self._sending) >= self._flow.limit:
@@ -403,7 +403,7 @@ class Job:
         """Expect the next chunk, answer or attempt within a time. Any thread may call it."""
         self._due_at = max(self._due_at, time.monotonic() + seconds)
 
-    async def _identify(self, answer: Answer) -> None:
+    async def _identify(self, answer: ChunkResults) -> None:
         """Record the identity of the first answer, and require it of others. Raises JobError."""
         manifest = self._manifest
         for embedding_id in answer.embedding_ids:
@@ -420,7 +420,7 @@ class Job:
                 raise JobError(_changed(f"revision {manifest.revision} to {revision}"))
 
     async def _commit(
-        self, chunk: Chunk, answer: Answer, before: bytes = b"", attempt: int = 0
+        self, chunk: RowChunk, answer: ChunkResults, before: bytes = b"", attempt: int = 0
     ) -> None:
         """Commit the part of an answered chunk. Raises JobError."""
         content = await asyncio.to_thread(self._content, chunk, answer, before)
@@ -432,7 +432,7 @@ class Job:
         self._manifest.add(part)
         self._check_size()
 
-    def _content(self, chunk: Chunk, answer: Answer, before: bytes) -> Content:
+    def _content(self, chunk: RowChunk, answer: ChunkResults, before: bytes) -> PartContent:
         import pyarrow
 
         try:
@@ -443,7 +443,7 @@ class Job:
                 f"the columns of earlier parts: {error}"
             ) from error
 
-    def _create(self, number: int, name: str, content: Content, attempt: int) -> Part:
+    def _create(self, number: int, name: str, content: PartContent, attempt: int) -> CommittedPart:
         if not self._place.create(name, content.data):  # By another process; the first wins.
             data = self._place.read(name) or b""
             content = read_content(data, self._manifest.recipe.suffix)
@@ -565,7 +565,7 @@ class Job:
                 )
             )
 
-    def _progress(self, now: float) -> Progress:
+    def _progress(self, now: float) -> JobProgress:
         manifest = self._manifest
         rows_per_second, tokens_per_second = self._rate.per_second(now)
         total = manifest.total or self._source.estimate(manifest.input.size)
@@ -574,7 +574,7 @@ class Job:
             left = max(0.0, (total - manifest.rows) / rows_per_second)
         cost = self._meter.spent(now)
         whole = sum(cost.values()) + self._meter.left(left) if cost and left is not None else None
-        return Progress(
+        return JobProgress(
             manifest.rows,
             total,
             manifest.failed,
@@ -619,7 +619,7 @@ def _input_changed(then: InputFile, now: InputFile | None) -> InputChanged:
     )
 
 
-def request(place: Place, manifest: Manifest, wanted: Literal["pause", "cancel"]) -> bool:
+def request(place: OutputPlace, manifest: Manifest, wanted: Literal["pause", "cancel"]) -> bool:
     """Ask the process that runs a job to pause or cancel it. Return False if none runs it: then a
     cancelled job is recorded as such here.
 
@@ -636,9 +636,9 @@ def request(place: Place, manifest: Manifest, wanted: Literal["pause", "cancel"]
     return False
 
 
-def _part(number: int, name: str, content: Content, attempt: int) -> Part:
+def _part(number: int, name: str, content: PartContent, attempt: int) -> CommittedPart:
     counts = (content.rows, content.failed, content.tokens, content.truncated)
-    return Part(number, name, *counts, content.sha256, len(content.data), attempt)
+    return CommittedPart(number, name, *counts, content.sha256, len(content.data), attempt)
 
 
 def _is_transient(error: ShoalError) -> bool:

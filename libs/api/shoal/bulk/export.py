@@ -10,12 +10,12 @@ from typing import Any
 
 from shoal.bulk.columns import fit_to_schema, writer_options
 from shoal.bulk.failures import JobError, StorageError
-from shoal.bulk.manifest import Manifest, Part
+from shoal.bulk.manifest import CommittedPart, Manifest
 from shoal.bulk.parts import ERROR, ROW, failed_rows, read_table
-from shoal.bulk.places import Place, local_path
+from shoal.bulk.places import OutputPlace, local_path
 
 
-def contents(place: Place, manifest: Manifest) -> Iterator[tuple[Part, bytes]]:
+def contents(place: OutputPlace, manifest: Manifest) -> Iterator[tuple[CommittedPart, bytes]]:
     """Yield the parts in input order. Raises StorageError if one is missing or changed."""
     for _, part in sorted(manifest.parts.items()):
         data = place.read(part.name)
@@ -27,14 +27,14 @@ def contents(place: Place, manifest: Manifest) -> Iterator[tuple[Part, bytes]]:
         yield part, data
 
 
-def failures(place: Place, manifest: Manifest) -> Iterator[dict[str, Any]]:
+def failures(place: OutputPlace, manifest: Manifest) -> Iterator[dict[str, Any]]:
     """Yield `row`, the kept columns and `error` of failed rows. Raises StorageError."""
     for part, data in contents(place, manifest):
         if part.failed:
             yield from failed_rows(data, manifest.recipe.suffix)
 
 
-def export(place: Place, manifest: Manifest, output: Path, *, partial: bool = False) -> None:
+def export(place: OutputPlace, manifest: Manifest, output: Path, *, partial: bool = False) -> None:
     """Copy all parts to one file, which appears when it is complete, or replaces an earlier file.
 
     Args:
@@ -63,7 +63,7 @@ def export(place: Place, manifest: Manifest, output: Path, *, partial: bool = Fa
         temporary.unlink(missing_ok=True)
 
 
-def _check_output(place: Place, manifest: Manifest, output: Path) -> None:
+def _check_output(place: OutputPlace, manifest: Manifest, output: Path) -> None:
     """Raise JobError if a file of the job would be replaced."""
     if output.suffix != manifest.recipe.suffix:
         raise JobError(f"the output {output} must end in {manifest.recipe.suffix}")
@@ -76,13 +76,13 @@ def _check_output(place: Place, manifest: Manifest, output: Path) -> None:
         raise JobError(f"the output {output} is in the folder of the job; choose another folder")
 
 
-def _export_lines(place: Place, manifest: Manifest, output: Path) -> None:
+def _export_lines(place: OutputPlace, manifest: Manifest, output: Path) -> None:
     with output.open("wb") as file:
         for _, data in contents(place, manifest):
             file.write(data)
 
 
-def _export_tables(place: Place, manifest: Manifest, output: Path) -> None:
+def _export_tables(place: OutputPlace, manifest: Manifest, output: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 

@@ -11,7 +11,7 @@ _DECREASE: Final = 0.5
 _SAMPLES_SECONDS: Final = 30.0
 
 
-class Flow:
+class FlowControl:
     """Additive increase, multiplicative decrease of the number of chunks in flight.
 
     The limit grows by one when as many chunks as the limit were answered, and is halved by an
@@ -38,7 +38,7 @@ class Flow:
             self._decreased_at = now
 
 
-class Rate:
+class JobThroughput:
     """Rows and tokens in a second, over the last 30 seconds."""
 
     def __init__(self, now: float) -> None:

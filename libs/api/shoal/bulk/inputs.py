@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final, Protocol
 
 from shoal.bulk.failures import JobError, StorageError
-from shoal.bulk.matching import DELIMITERS, InputFormat, format_of
+from shoal.bulk.matching import DELIMITERS, InputFormat, detect_format
 from shoal.bulk.places import opened
-from shoal.bulk.spec import InputFile, InputVersion, Recipe
+from shoal.bulk.spec import BulkRecipe, InputFile, InputVersion
 
 MAX_LINE_BYTES: Final = 64 << 20
 MAX_CHUNK_BYTES: Final = 128 << 20
@@ -39,7 +39,7 @@ IsWanted = Callable[[int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class RowChunk:
     """Consecutive rows of the input.
 
     Attributes:
@@ -63,13 +63,13 @@ class Chunk:
         return len(self.texts)
 
 
-class Source(Protocol):
+class InputSource(Protocol):
     """The files of an input. Raises JobError if it does not have the recipe's columns."""
 
     total: int | None
     """Number of rows; None if it is only known at the end."""
 
-    def chunks(self, wanted: IsWanted) -> Iterator[Chunk]:
+    def chunks(self, wanted: IsWanted) -> Iterator[RowChunk]:
         """Yield the wanted chunks in order. Raises JobError."""
 
     def estimate(self, size: int) -> int | None:
@@ -79,14 +79,14 @@ class Source(Protocol):
         """Return the files that were read since the last call."""
 
 
-def open_source(version: InputVersion, recipe: Recipe) -> Source:
+def open_source(version: InputVersion, recipe: BulkRecipe) -> InputSource:
     """Open an input by the suffix of its files. Raises JobError."""
-    kinds: dict[InputFormat, Callable[[Sequence[InputFile], Recipe], Source]] = {
+    kinds: dict[InputFormat, Callable[[Sequence[InputFile], BulkRecipe], InputSource]] = {
         "Parquet": ParquetSource,
         "JSON lines": LineSource,
         "CSV": TableSource,
     }
-    return kinds[format_of(version.files[0].uri)](version.files, recipe)
+    return kinds[detect_format(version.files[0].uri)](version.files, recipe)
 
 
 class _ReadFiles:
@@ -106,7 +106,7 @@ class _ReadFiles:
 class _Texts:
     """Collects the rows of a chunk."""
 
-    recipe: Recipe
+    recipe: BulkRecipe
     texts: list[str] = field(default_factory=list)
     queries: list[str] = field(default_factory=list)
     problems: dict[int, str] = field(default_factory=dict)
@@ -123,9 +123,11 @@ class _Texts:
         self.texts.append(text if isinstance(text, str) and not problem else "")
         self.characters += len(self.texts[-1])
 
-    def chunk(self, number: int, kept: dict[str, Any]) -> Chunk:
+    def chunk(self, number: int, kept: dict[str, Any]) -> RowChunk:
         first = number * self.recipe.chunk_rows
-        return Chunk(number, first, self.texts, self.problems, kept, self.queries, self.characters)
+        return RowChunk(
+            number, first, self.texts, self.problems, kept, self.queries, self.characters
+        )
 
 
 def _problem(column: str, text: object) -> str:
@@ -146,7 +148,7 @@ def _problem(column: str, text: object) -> str:
 class ParquetSource(_ReadFiles):
     """Parquet files, of which only the needed columns are read."""
 
-    def __init__(self, files: Sequence[InputFile], recipe: Recipe) -> None:
+    def __init__(self, files: Sequence[InputFile], recipe: BulkRecipe) -> None:
         super().__init__()
         self._files, self._recipe = files, recipe
         first = self._footer(files[0])
@@ -162,7 +164,7 @@ class ParquetSource(_ReadFiles):
         self._rows = [rows for rows, _ in footers]
         self.total: int | None = sum(self._rows)
 
-    def chunks(self, wanted: IsWanted) -> Iterator[Chunk]:
+    def chunks(self, wanted: IsWanted) -> Iterator[RowChunk]:
         """Yield chunks of consecutive batches, which are cut at the borders of chunks."""
         size, total = self._recipe.chunk_rows, sum(self._rows)
         pending: list[Any] = []
@@ -230,7 +232,7 @@ class ParquetSource(_ReadFiles):
         size = self._recipe.chunk_rows
         return rows > 0 and any(map(wanted, range(begin // size, (begin + rows - 1) // size + 1)))
 
-    def _chunk(self, number: int, slices: Sequence[Any]) -> Chunk:
+    def _chunk(self, number: int, slices: Sequence[Any]) -> RowChunk:
         import pyarrow
 
         recipe, rows = self._recipe, _Texts(self._recipe)
@@ -313,7 +315,7 @@ class _ClosingFile:
         self._stream.close()
 
 
-def _check_names(uri: str, names: Sequence[str], recipe: Recipe) -> None:
+def _check_names(uri: str, names: Sequence[str], recipe: BulkRecipe) -> None:
     """Raise JobError if a column is missing, or if several have its name."""
     for name in recipe.columns:
         if names.count(name) != 1:
@@ -326,7 +328,7 @@ def _check_names(uri: str, names: Sequence[str], recipe: Recipe) -> None:
             )
 
 
-def _check_columns(uri: str, schema: Any, recipe: Recipe) -> None:
+def _check_columns(uri: str, schema: Any, recipe: BulkRecipe) -> None:
     """Raise JobError if a column is missing, or one of texts has another type."""
     from pyarrow import types
 
@@ -343,7 +345,7 @@ class LineSource(_ReadFiles):
 
     total: int | None = None
 
-    def __init__(self, files: Sequence[InputFile], recipe: Recipe) -> None:
+    def __init__(self, files: Sequence[InputFile], recipe: BulkRecipe) -> None:
         super().__init__()
         self._files, self._recipe = files, recipe
         self._rows = self._bytes = self._chunk_begin = 0
@@ -352,7 +354,7 @@ class LineSource(_ReadFiles):
     def estimate(self, size: int) -> int | None:
         return int(self._rows * size / self._bytes) if self._bytes else None
 
-    def chunks(self, wanted: IsWanted) -> Iterator[Chunk]:
+    def chunks(self, wanted: IsWanted) -> Iterator[RowChunk]:
         rows = self._all_rows()
         for number in itertools.count():
             self._chunk_begin = self._bytes
@@ -366,11 +368,11 @@ class LineSource(_ReadFiles):
         self._rows = self._bytes = self._chunk_begin = 0
         for file in self._files:
             self._read.append(file)
-            for row in self._rows_of(file.uri):
+            for row in self._read_rows(file.uri):
                 self._rows += 1
                 yield row
 
-    def _rows_of(self, uri: str) -> Iterator[bytes | _Row]:
+    def _read_rows(self, uri: str) -> Iterator[bytes | _Row]:
         """Yield the rows of a file; those of JSON are parsed when they are needed."""
         return self._read_lines(uri)
 
@@ -391,7 +393,7 @@ class LineSource(_ReadFiles):
                 _check_size(self._rows, self._bytes - self._chunk_begin)
                 yield line
 
-    def _chunk(self, number: int, found: Sequence[bytes | _Row]) -> Chunk:
+    def _chunk(self, number: int, found: Sequence[bytes | _Row]) -> RowChunk:
         recipe, rows = self._recipe, _Texts(self._recipe)
         kept: dict[str, list[object]] = {name: [] for name in recipe.keep}
         for row in found:
@@ -416,12 +418,14 @@ def _parsed(line: bytes) -> _Row:
 class TableSource(LineSource):
     """Rows of .csv and .tsv files below a header. All values are texts; blank lines are ignored."""
 
-    def __init__(self, files: Sequence[InputFile], recipe: Recipe) -> None:
+    def __init__(self, files: Sequence[InputFile], recipe: BulkRecipe) -> None:
         super().__init__(files, recipe)
         csv.field_size_limit(MAX_LINE_BYTES)  # The default, 128 Ki, is shorter than documents.
-        next(self._rows_of(files[0].uri), None)  # A wrong header is reported before the job starts.
+        next(
+            self._read_rows(files[0].uri), None
+        )  # A wrong header is reported before the job starts.
 
-    def _rows_of(self, uri: str) -> Iterator[_Row]:
+    def _read_rows(self, uri: str) -> Iterator[_Row]:
         lines = map(_decoded_line, self._read_lines(uri), itertools.count())
         delimiter = DELIMITERS[uri[uri.rindex(".") :].lower()]
         reader = csv.reader(lines, delimiter=delimiter, strict=True)

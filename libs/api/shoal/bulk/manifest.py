@@ -17,8 +17,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from shoal.bulk.failures import JobError
-from shoal.bulk.places import Place
-from shoal.bulk.spec import FORMAT, InputVersion, Limits, Recipe, input_from, part_name, recipe_from
+from shoal.bulk.places import OutputPlace
+from shoal.bulk.spec import (
+    FORMAT,
+    BulkLimits,
+    BulkRecipe,
+    InputVersion,
+    input_from,
+    part_name,
+    recipe_from,
+)
 
 MANIFEST: Final = "manifest.json"
 CONTROL: Final = "control.json"
@@ -32,7 +40,7 @@ _PART: Final = re.compile(r"part-(\d{8,})-[0-9a-f]{16}(?:\.r(\d+))?\.(?:parquet|
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CommittedPart:
     """A committed part.
 
     Attributes:
@@ -70,15 +78,15 @@ class Manifest:
     """
 
     job: str
-    recipe: Recipe
+    recipe: BulkRecipe
     input: InputVersion
-    limits: Limits
+    limits: BulkLimits
     state: State = "running"
     embedding_id: str = ""
     revision: str = ""
     schema: bytes = b""
     total: int | None = None
-    parts: dict[int, Part] = field(default_factory=dict)
+    parts: dict[int, CommittedPart] = field(default_factory=dict)
     error: str = ""
     created_at: float = 0.0
     updated_at: float = 0.0
@@ -91,7 +99,7 @@ class Manifest:
     truncated: int = 0
     size: int = 0
 
-    def add(self, part: Part) -> None:
+    def add(self, part: CommittedPart) -> None:
         """Record a part; it replaces an earlier one of its chunk."""
         old = self.parts.get(part.chunk)
         if old is not None:
@@ -107,7 +115,9 @@ class Manifest:
         """Return the name of a chunk's part."""
         return part_name(self.recipe, self.input, chunk, rows, attempt)
 
-    def adopt(self, place: Place, read: Callable[[str, bytes], Part | None]) -> list[str]:
+    def adopt(
+        self, place: OutputPlace, read: Callable[[str, bytes], CommittedPart | None]
+    ) -> list[str]:
         """Record parts that were committed after the manifest was written.
 
         Returns:
@@ -139,7 +149,7 @@ class Manifest:
                 replaced.append(known.name)
         return replaced
 
-    def save(self, place: Place) -> None:
+    def save(self, place: OutputPlace) -> None:
         """Replace the manifest in the output location. Raises StorageError."""
         place.replace(MANIFEST, self.encoded())
 
@@ -148,7 +158,7 @@ class Manifest:
         self.updated_at = time.time()
         return json.dumps(self.to_json()).encode()
 
-    def is_interrupted(self, place: Place) -> bool:
+    def is_interrupted(self, place: OutputPlace) -> bool:
         """Return True if the job is said to run and no process runs it."""
         if self.state != "running":
             return False
@@ -187,7 +197,7 @@ class Manifest:
         }
 
 
-def load(place: Place) -> Manifest | None:
+def load(place: OutputPlace) -> Manifest | None:
     """Return the manifest of an output location; None without a job. Raises JobError."""
     data = place.read(MANIFEST)
     if data is None:
@@ -211,7 +221,7 @@ def _from_json(values: Mapping[str, Any]) -> Manifest:
         values["job"],
         recipe_from(values["recipe"]),
         input_from(values["input"]),
-        Limits(**values["limits"]),
+        BulkLimits(**values["limits"]),
         values["state"],
         values["embedding_id"],
         values["revision"],
@@ -225,7 +235,7 @@ def _from_json(values: Mapping[str, Any]) -> Manifest:
         cost=values["cost"],
     )
     for saved in values["parts"]:
-        part = Part(**saved)
+        part = CommittedPart(**saved)
         match = _PART.fullmatch(part.name)
         if match is None or int(match[1]) != part.chunk:
             raise ValueError(f"{part.name[:100]!r} is not the name of part {part.chunk}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from shoal.bulk.failures import JobError
-from shoal.bulk.places import found_below, kind_of, local_path, read_file_version
+from shoal.bulk.places import detect_url_kind, found_below, local_path, read_file_version
 from shoal.bulk.spec import InputFile, InputVersion
 
 MAX_INPUT_FILES: Final = 10_000
@@ -39,7 +39,7 @@ def find_input(uri: str) -> InputVersion:
             f"the input {uri} has {len(files):,} files, and at most {MAX_INPUT_FILES:,} are "
             "allowed: run several jobs, or merge files"
         )
-    formats = sorted({format_of(file.uri) for file in files})
+    formats = sorted({detect_format(file.uri) for file in files})
     if len(formats) > 1:
         raise JobError(
             f"the input {uri} has files of several formats, {' and '.join(formats)}: name those of "
@@ -49,7 +49,7 @@ def find_input(uri: str) -> InputVersion:
     return InputVersion(uri, sum(file.size for file in files), tag, tuple(files))
 
 
-def format_of(uri: str) -> InputFormat:
+def detect_format(uri: str) -> InputFormat:
     """Return the format of a file by its suffix. Raises JobError for another suffix."""
     for suffix, name in _FORMATS.items():
         if uri.lower().endswith(suffix):
@@ -78,7 +78,11 @@ def _files(uri: str) -> list[InputFile]:
 
 def _objects(uri: str) -> list[InputFile]:
     """Return the files of an input in an object store."""
-    kind = kind_of(uri) if glob.has_magic(uri) or uri.lower().endswith(_SUFFIXES) else "directory"
+    kind = (
+        detect_url_kind(uri)
+        if glob.has_magic(uri) or uri.lower().endswith(_SUFFIXES)
+        else "directory"
+    )
     if kind == "file":  # Also one with `[` in its name.
         return [read_file_version(uri)]
     if glob.has_magic(uri) and kind != "directory":

@@ -18,10 +18,10 @@ import numpy as np
 
 from shoal.bulk.columns import SKIPPED, EncodedRows, fit_to_schema, writer_options
 from shoal.bulk.failures import JobError
-from shoal.bulk.inputs import Chunk
+from shoal.bulk.inputs import RowChunk
 from shoal.bulk.kept import build_column, json_value, scalar_json
-from shoal.bulk.sending import Answer
-from shoal.bulk.spec import Recipe
+from shoal.bulk.sending import ChunkResults
+from shoal.bulk.spec import BulkRecipe
 from shoal.extractions import Extraction
 from shoal.requests.merging import merged_embedding_id
 from shoal.results import EncodeResult, ExtractResult, ScoreResult
@@ -49,7 +49,7 @@ _EMPTY_FIELDS: Final = frozenset(("form", "tool_calls"))
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class PartContent:
     """The content of a part.
 
     Attributes:
@@ -78,7 +78,7 @@ class PartWriter:
             for lines of JSON.
     """
 
-    def __init__(self, recipe: Recipe, schema: bytes = b"") -> None:
+    def __init__(self, recipe: BulkRecipe, schema: bytes = b"") -> None:
         import pyarrow
 
         refused = sorted(set(recipe.keep) & _result_columns(recipe))
@@ -99,11 +99,11 @@ class PartWriter:
         """False if a part without any result has to wait for one that shows the types."""
         return self._recipe.verb == "extract" or self._schema is not None
 
-    def decides_schema(self, answer: Answer) -> bool:
+    def decides_schema(self, answer: ChunkResults) -> bool:
         """Return True if the answer has a result."""
         return any(len(result.skipped) < len(rows) for rows, result in answer.pieces)
 
-    def content(self, chunk: Chunk, answer: Answer, before: bytes = b"") -> Content:
+    def content(self, chunk: RowChunk, answer: ChunkResults, before: bytes = b"") -> PartContent:
         """Return the part of a chunk.
 
         Args:
@@ -113,7 +113,7 @@ class PartWriter:
             return self._lines(chunk, answer, before)
         return self._table(chunk, answer, before)
 
-    def _table(self, chunk: Chunk, answer: Answer, before: bytes) -> Content:
+    def _table(self, chunk: RowChunk, answer: ChunkResults, before: bytes) -> PartContent:
         pa = self._pa
         kept, errors = self._kept(chunk), answer.errors
         tables = [self._piece(kept, rows, result, errors) for rows, result in answer.pieces]
@@ -130,7 +130,9 @@ class PartWriter:
         failed = len(set(table.filter(table[ERROR].is_valid())[ROW].to_pylist()))
         return self._written(table, chunk, answer, failed)
 
-    def _written(self, table: Any, chunk: Chunk, answer: Answer, failed: int) -> Content:
+    def _written(
+        self, table: Any, chunk: RowChunk, answer: ChunkResults, failed: int
+    ) -> PartContent:
         from pyarrow import parquet
 
         embedding_id = merged_embedding_id(answer.embedding_ids)
@@ -147,9 +149,9 @@ class PartWriter:
         table = table.replace_schema_metadata({key: value for key, value in noted.items() if value})
         parquet.write_table(table, file, **writer_options(self._pa, table.schema))
         counts = (len(chunk), failed, answer.tokens, answer.truncated)
-        return Content(file.getvalue(), *counts, embedding_id)
+        return PartContent(file.getvalue(), *counts, embedding_id)
 
-    def _kept(self, chunk: Chunk) -> Any:
+    def _kept(self, chunk: RowChunk) -> Any:
         """Return a table of `row` and the kept columns. Raises JobError if a value does not have
         the type of its column in earlier parts.
         """
@@ -184,7 +186,7 @@ class PartWriter:
         reasons = pa.array([errors[row] for row in rows], pa.string())
         return _joined(pa, kept.take(pa.array(rows, pa.int64())), {ERROR: reasons})
 
-    def _lines(self, chunk: Chunk, answer: Answer, before: bytes) -> Content:
+    def _lines(self, chunk: RowChunk, answer: ChunkResults, before: bytes) -> PartContent:
         lines = {line[ROW]: line for line in read_lines(before) if ERROR not in line}
         for row, reason in answer.errors.items():
             lines[chunk.first + row] = {**self._source(chunk, row), ERROR: reason}
@@ -198,9 +200,9 @@ class PartWriter:
         text = "".join(_line(line) + "\n" for line in ordered)
         data = text.encode(errors="replace")  # Kept values may have lone surrogates.
         failed = sum(ERROR in line for line in ordered)
-        return Content(data, len(chunk), failed, answer.tokens, answer.truncated)
+        return PartContent(data, len(chunk), failed, answer.tokens, answer.truncated)
 
-    def _source(self, chunk: Chunk, row: int) -> dict[str, object]:
+    def _source(self, chunk: RowChunk, row: int) -> dict[str, object]:
         kept = {
             name: json_value(values[row])
             if isinstance(values, list)
@@ -229,7 +231,7 @@ def read_lines(data: bytes) -> Iterator[dict[str, Any]]:
     return (json.loads(line) for line in data.splitlines())
 
 
-def read_content(data: bytes, suffix: str) -> Content:
+def read_content(data: bytes, suffix: str) -> PartContent:
     """Return a committed part. Raises JobError if it is not one of a job."""
     import pyarrow
     from pyarrow import parquet
@@ -237,13 +239,13 @@ def read_content(data: bytes, suffix: str) -> Content:
     try:
         if suffix == ".jsonl":
             lines = list(read_lines(data))
-            return Content(data, len(lines), sum(ERROR in line for line in lines), 0)
+            return PartContent(data, len(lines), sum(ERROR in line for line in lines), 0)
         noted = parquet.ParquetFile(pyarrow.BufferReader(data)).metadata.metadata or {}
         rows, failed, tokens, truncated = (int(noted[f"shoal.{key}".encode()]) for key in _COUNTS)
     except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
         raise JobError(f"a part cannot be read: {error}") from error
     identity = noted.get(b"shoal.embedding_id", b"").decode()
-    return Content(data, rows, failed, tokens, truncated, identity)
+    return PartContent(data, rows, failed, tokens, truncated, identity)
 
 
 _COUNTS: Final = ("rows", "failed", "tokens", "truncated")
@@ -262,7 +264,7 @@ def failed_rows(data: bytes, suffix: str) -> Iterable[dict[str, Any]]:
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _result_columns(recipe: Recipe) -> frozenset[str]:
+def _result_columns(recipe: BulkRecipe) -> frozenset[str]:
     """Return the names of results that a job of the recipe may write."""
     if recipe.verb != "extract":
         return OWN_COLUMNS

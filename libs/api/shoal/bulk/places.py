@@ -38,7 +38,7 @@ _NO_LINKS: Final = _UNSUPPORTED | {errno.EPERM}
 _BLOCK_BYTES: Final = 8 << 20
 
 
-class Place(Protocol):
+class OutputPlace(Protocol):
     """The output location of a job. All methods raise StorageError."""
 
     uri: str
@@ -259,7 +259,7 @@ def _repeated(act: Callable[[], T]) -> T:
     return act()
 
 
-def place(uri: str) -> Place:
+def place(uri: str) -> OutputPlace:
     """Return the output location of a path or URL. Raises StorageError."""
     if _is_local(uri):
         return Folder(_local(uri))
@@ -326,7 +326,7 @@ def read_file_version(uri: str) -> InputFile:
         raise StorageError(f"the input {uri} cannot be read: {error}") from error
 
 
-def kind_of(uri: str) -> str:
+def detect_url_kind(uri: str) -> str:
     """Return whether a URL of an object store is a `file` or a `directory`; empty for neither.
     Raises StorageError.
     """

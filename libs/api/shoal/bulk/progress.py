@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobProgress:
     """The progress of a running job.
 
     Attributes:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from shoal.bulk.inputs import Chunk
-from shoal.bulk.spec import Recipe
+from shoal.bulk.inputs import RowChunk
+from shoal.bulk.spec import BulkRecipe
 from shoal.client import AsyncClient
 from shoal.errors import (
     InputTooLong,
@@ -31,7 +31,7 @@ _CAUSED_BY_ROW: Final = (OutOfMemory, WorkerLost, InternalError, InputTooLong)
 
 
 @dataclass(slots=True)
-class Answer:
+class ChunkResults:
     """The results of a chunk's rows.
 
     Attributes:
@@ -83,16 +83,16 @@ class Answer:
 class Sender:
     """Sends chunks with the recipe of a job."""
 
-    def __init__(self, client: AsyncClient, recipe: Recipe) -> None:
+    def __init__(self, client: AsyncClient, recipe: BulkRecipe) -> None:
         self._client, self._recipe = client, recipe
         self._arguments = recipe.arguments()
         self._task = recipe.extract_task() if recipe.verb == "extract" else None
 
     async def send(
         self,
-        chunk: Chunk,
+        chunk: RowChunk,
         rows: Iterable[int] | None,
-        answer: Answer,
+        answer: ChunkResults,
         *,
         expected: str = "",
         timeout: float | None = None,
@@ -117,7 +117,7 @@ class Sender:
             required = {"expected": expected, "timeout": timeout}
             await self._send(chunk, query, same, required, answer)
 
-    def _by_query(self, chunk: Chunk, rows: list[int]) -> list[tuple[str, list[int]]]:
+    def _by_query(self, chunk: RowChunk, rows: list[int]) -> list[tuple[str, list[int]]]:
         """Group rows by their query; all rows are one group without a column of queries."""
         if not self._recipe.query_column:
             return [(self._recipe.query, rows)] if rows else []
@@ -128,11 +128,11 @@ class Sender:
 
     async def _send(
         self,
-        chunk: Chunk,
+        chunk: RowChunk,
         query: str,
         rows: list[int],
         required: dict[str, Any],
-        answer: Answer,
+        answer: ChunkResults,
     ) -> None:
         try:
             result = await self._ask(query, [chunk.texts[row] for row in rows], **required)

@@ -27,7 +27,7 @@ _TASKS: Final[Mapping[str, type[Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class BulkRecipe:
     """Everything that decides the content of the output, except the input and the model's files.
 
     Attributes:
@@ -123,7 +123,7 @@ class InputVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BulkLimits:
     """The limits of a job, which may be changed when it is resumed.
 
     Attributes:
@@ -151,7 +151,9 @@ class Limits:
             raise JobError(f"the patience must be above 0 seconds, not {self.patience:g}")
 
 
-def part_name(recipe: Recipe, version: InputVersion, number: int, rows: int, attempt: int) -> str:
+def part_name(
+    recipe: BulkRecipe, version: InputVersion, number: int, rows: int, attempt: int
+) -> str:
     """Return the name of a chunk's part: its number, so that names sort in input order, a digest
     of all that decides its content, and the number of an attempt after the first.
     """
@@ -162,12 +164,12 @@ def part_name(recipe: Recipe, version: InputVersion, number: int, rows: int, att
     return f"part-{number:08}-{digest}{again}{recipe.suffix}"
 
 
-def recipe_from(values: Mapping[str, Any]) -> Recipe:
+def recipe_from(values: Mapping[str, Any]) -> BulkRecipe:
     """Return the recipe of a manifest. Raises JobError if it has unknown fields."""
-    unknown = sorted(set(values) - {one.name for one in fields(Recipe)})
+    unknown = sorted(set(values) - {one.name for one in fields(BulkRecipe)})
     if unknown:
         raise JobError(f"the manifest has unknown fields: {', '.join(unknown)}; update shoal")
-    return Recipe(**{**values, "keep": tuple(values.get("keep", ()))})
+    return BulkRecipe(**{**values, "keep": tuple(values.get("keep", ()))})
 
 
 def input_from(values: Mapping[str, Any]) -> InputVersion:

@@ -19,9 +19,9 @@ from shoal.calls.retry import Attempts, RetryBudgets, RetryPolicy
 from shoal.calls.traces import CallSpan, call_span
 from shoal.errors import CannotConnect, DeadlinePassed, Draining, InvalidInput, ShoalError
 from shoal.options import CallOptions
-from shoal.requests.plan import Plan, spans
+from shoal.requests.plan import RequestPlan, spans
 from shoal.results import Skipped
-from shoal.transport.addresses import Addresses
+from shoal.transport.addresses import RouterAddresses
 from shoal.transport.channels import ANY_ANSWER
 from shoal.transport.methods import Method
 from shoal.transport.wire import Metadata, Transport, Wire
@@ -53,7 +53,7 @@ def _concatenated(parts: Sequence[_Partial[T]]) -> _Partial[T]:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CallLimits:
     """`timeout`: seconds for one request, retries included. A call is split into requests of at
     most `items` items and about `characters` characters, `concurrency` of them in flight. Raises
     ValueError unless all are positive."""
@@ -79,16 +79,16 @@ class Caller:
     def __init__(
         self,
         transport: Transport,
-        addresses: Addresses,
+        addresses: RouterAddresses,
         *,
         metadata: Callable[[], Metadata],
-        limits: Limits,
+        limits: CallLimits,
         policy: RetryPolicy,
     ) -> None:
         self._transport, self._addresses, self._metadata = transport, addresses, metadata
         self._limits, self._policy, self._budgets = limits, policy, RetryBudgets()
 
-    async def run(self, plan: Plan[Q, R, T], options: CallOptions) -> T:
+    async def run(self, plan: RequestPlan[Q, R, T], options: CallOptions) -> T:
         """Return the result of a plan. Raises ShoalError."""
         timeout, on_progress = options.get("timeout"), options.get("on_progress")
         places = plan.places()
@@ -162,7 +162,7 @@ class Caller:
         """Return the seconds for one request: the client's timeout where the call has none."""
         return _positive(self._limits.timeout if timeout is None else timeout)
 
-    def _split(self, plan: Plan[Q, R, T], places: Sequence[int]) -> list[Sequence[int]]:
+    def _split(self, plan: RequestPlan[Q, R, T], places: Sequence[int]) -> list[Sequence[int]]:
         """Return the item indices of each request."""
         lengths = [plan.lengths[index] for index in places]
         max_items = min(self._limits.items, plan.max_items)
@@ -170,7 +170,7 @@ class Caller:
         return [places[span.start : span.stop] for span in found]
 
     async def _send_part(
-        self, plan: Plan[Q, R, T], timeout: float | None, part: Sequence[int], wire: Wire
+        self, plan: RequestPlan[Q, R, T], timeout: float | None, part: Sequence[int], wire: Wire
     ) -> _Partial[T]:
         """Return one request, of which any invalid item fails the call."""
         try:
@@ -183,7 +183,7 @@ class Caller:
         return _Partial([result], part)
 
     async def _send_valid(
-        self, plan: Plan[Q, R, T], timeout: float | None, part: Sequence[int], wire: Wire
+        self, plan: RequestPlan[Q, R, T], timeout: float | None, part: Sequence[int], wire: Wire
     ) -> _Partial[T]:
         """Skip an item that is refused and send the others again, in two halves.
 
@@ -262,7 +262,7 @@ class _Attempt(Generic[Q, R, T]):
     """
 
     def __init__(
-        self, plan: Plan[Q, R, T], part: Sequence[int], stream: Method[Q, R] | None
+        self, plan: RequestPlan[Q, R, T], part: Sequence[int], stream: Method[Q, R] | None
     ) -> None:
         self._plan, self._part, self._stream = plan, part, stream
         self._request = plan.build(part)
@@ -279,7 +279,7 @@ class _Attempt(Generic[Q, R, T]):
         return sink.finish()
 
 
-def _merged(plan: Plan[Q, R, T], sent: _Partial[T]) -> T:
+def _merged(plan: RequestPlan[Q, R, T], sent: _Partial[T]) -> T:
     result = plan.merge(sent.results)
     skipped = sorted((*(plan.invalid or ()), *sent.skipped), key=lambda skipped: skipped.index)
     return plan.insert_skipped(result, sent.kept, skipped) if skipped else result

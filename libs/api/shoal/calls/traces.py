@@ -53,9 +53,7 @@ class CallSpan:
 
 @contextmanager
 def call_span(path: str, request_id: str) -> Iterator[CallSpan]:
-    """`path`: of the method, /package.Service/Method. The span is a child of the application's
-    current one.
-    """
+    """Open a span of a call of `path` (/package.Service/Method), a child of the current span."""
     if not HAS_OPENTELEMETRY:
         yield CallSpan(None, ())
         return

@@ -1,7 +1,7 @@
 """Print results to stdout, and notes, errors and progress bars to stderr.
 
 Names, labels and errors originate in checkpoints, workers and callers. All output goes through
-`Console`, which replaces their control characters; JSON goes through `shoal.cli.text.document`,
+`SafeConsole`, which replaces their control characters; JSON goes through `shoal.cli.text.document`,
 which escapes them.
 """
 
@@ -30,7 +30,7 @@ WIDTH = 200
 MAX_WORD = 48
 
 
-class Console(rich.Console):
+class SafeConsole(rich.Console):
     """Rich's console, with U+FFFD for each control character in texts; its own colours and cursor
     movements stay.
     """
@@ -53,7 +53,7 @@ def show(renderable: RenderableType) -> None:
     """Print a text or table to stdout, without markup. Without a terminal, lines are WIDTH columns
     long.
     """
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, markup=False)
+    console = SafeConsole(width=None if sys.stdout.isatty() else WIDTH, markup=False)
     console.print(fitted(renderable, console) if isinstance(renderable, Table) else renderable)
 
 
@@ -107,12 +107,12 @@ def emit(value: object) -> None:
 
 def note(message: str) -> None:
     """Print a note about finished work to stderr."""
-    Console(stderr=True).print(Text(message), soft_wrap=True)
+    SafeConsole(stderr=True).print(Text(message), soft_wrap=True)
 
 
 def print_error(problem: str, details: Sequence[str], advice: str) -> None:
     """Print an error to stderr: the problem, its place, and advice."""
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     console.print(Text.assemble(("error: ", "bold red"), problem), soft_wrap=True)
     for detail in details:
         console.print(Text(f"  {detail}", style="dim"), soft_wrap=True)
@@ -171,6 +171,6 @@ def bar(
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=SafeConsole(stderr=True), transient=True) as progress:
         task = progress.add_task(description, total=total)
         yield lambda done, _: progress.update(task, completed=done)

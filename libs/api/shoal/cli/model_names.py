@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 import typer
 
-from shoal.cli.options import Connection
+from shoal.cli.options import ConnectionOptions
 
 COMPLETION_SECONDS: Final = 0.5
 """The longest wait for a router's list of models."""
@@ -34,8 +34,10 @@ def complete_local_model() -> list[str]:
 
 def _mesh_names(context: typer.Context) -> list[str]:
     """Return the names of the mesh that the typed options and the environment name."""
-    typed = {field.name: context.params.get(field.name) for field in fields(Connection)}
-    connection = Connection(**{name: value for name, value in typed.items() if value is not None})
+    typed = {field.name: context.params.get(field.name) for field in fields(ConnectionOptions)}
+    connection = ConnectionOptions(
+        **{name: value for name, value in typed.items() if value is not None}
+    )
     os.environ["GRPC_VERBOSITY"] = "NONE"  # Half an address is usual while one is typed.
     with suppress(Exception), connection.open() as client:
         found = client.models.list(timeout=COMPLETION_SECONDS)

@@ -76,7 +76,7 @@ def given_token(token: str, file: Path | None) -> str | TokenFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class ConnectionOptions:
     """The connection options."""
 
     address: Annotated[
@@ -165,8 +165,8 @@ class Connection:
 
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the options of `Connection` after its own; it reports failures as
-    `exit_on_failure` does.
+    """Return the command with the options of `ConnectionOptions` after its own; it reports failures
+    as `exit_on_failure` does.
 
     Its first parameter is an OpenClient, to be called after the command has checked its own
     options, so that errors in them are reported without a router. A parameter of a dataclass type,
@@ -177,7 +177,7 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**values: Any) -> None:
-        connection = _group(Connection, values)
+        connection = _group(ConnectionOptions, values)
         arguments = {name: _group(group, values) for name, group in groups.items()}
         with exit_on_failure(), connection.open() as client:
             try:
@@ -188,7 +188,7 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
                 raise
 
     del run.__wrapped__
-    set_parameters(run, _keywords([*_expanded(parameters, groups), *_options(Connection)]))
+    set_parameters(run, _keywords([*_expanded(parameters, groups), *_options(ConnectionOptions)]))
     return run
 
 

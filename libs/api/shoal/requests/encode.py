@@ -57,7 +57,7 @@ _SPARSE_BYTES = 1024
 
 
 class EncodePlan(ItemPlan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
-    """Raises InvalidInput for arguments that no request can hold."""
+    """A call of `encode`. Raises InvalidInput for arguments that no request can hold."""
 
     method, stream, name = ENCODE, ENCODE_STREAM, "items"
 
@@ -90,7 +90,7 @@ class EncodePlan(ItemPlan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
         self._chunks = None if encoding.chunking is None else ChunkPlan(encoding.chunking, listed)
         if self._chunks is not None:
             frame.chunking.CopyFrom(self._chunks.message)
-        self._rows = Rows(len(listed))
+        self._rows = DenseRows(len(listed))
         answered_bytes = _SPARSE_BYTES if "sparse" in self._forms else 0
         super().__init__(frame, listed, options, answered_bytes=answered_bytes)
 
@@ -121,7 +121,7 @@ class EncodePlan(ItemPlan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
         if isinstance(places, range):
             return EncodeSink(self._rows, places[0], len(places))
         # Items are skipped: indices of rows are not those of items.
-        return EncodeSink(Rows(len(places)), 0, len(places))
+        return EncodeSink(DenseRows(len(places)), 0, len(places))
 
     def merge(self, results: Sequence[EncodeResult]) -> EncodeResult:
         if not results:
@@ -311,7 +311,7 @@ def is_large(
     return expected > STREAMED_BYTES
 
 
-class Rows:
+class DenseRows:
     """The dense vectors of `items` items, allocated when the first rows arrive with their
     dimensions. Threads may share an object."""
 
@@ -356,7 +356,7 @@ class Rows:
 class EncodeSink:
     """The Sink of a request for `items` items, of which the first has row `first` of `rows`."""
 
-    def __init__(self, rows: Rows, first: int, items: int) -> None:
+    def __init__(self, rows: DenseRows, first: int, items: int) -> None:
         self._rows, self._first, self._items = rows, first, items
         # The results so far, and the number of their rows.
         self._parts: list[EncodeResult] = []

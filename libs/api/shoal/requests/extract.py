@@ -44,7 +44,7 @@ _SAMPLING = (
 
 
 class ExtractPlan(ItemPlan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
-    """Raises InvalidInput for arguments that no request can hold."""
+    """A call of `extract`. Raises InvalidInput for arguments that no request can hold."""
 
     method, name = EXTRACT, "items"
 

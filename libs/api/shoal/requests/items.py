@@ -103,7 +103,7 @@ class SharedFiles:
         self._data: dict[int, bytes] = {}
 
     def message(self, path: str, document: Document) -> pb.Document:
-        """Raises InvalidInput."""
+        """Return the message of a document. Raises InvalidInput."""
         pages = message(
             pb.Document,
             first_page=document.first_page,

@@ -70,7 +70,7 @@ class SingleReply(Generic[R, T]):
         return self._results[-1]
 
 
-class Plan(ABC, Generic[Q, R, T]):
+class RequestPlan(ABC, Generic[Q, R, T]):
     """An inference verb with its arguments, for a list of items that may be sent as several
     requests.
 
@@ -170,7 +170,7 @@ def request_frame(
     return message(kind, model=model, **{k: v for k, v in given.items() if v is not None}, **values)
 
 
-class ItemPlan(Plan[ItemRequest, R, T]):
+class ItemPlan(RequestPlan[ItemRequest, R, T]):
     """The plan of a verb over texts, images and documents.
 
     Args:

@@ -27,7 +27,7 @@ class Scoring:
 
 
 class ScorePlan(ItemPlan[pb.ScoreRequest, pb.ScoreResponse, ScoreResult]):
-    """Raises InvalidInput for arguments that no request can hold."""
+    """A call of `score`. Raises InvalidInput for arguments that no request can hold."""
 
     method, name = SCORE, "documents"
 

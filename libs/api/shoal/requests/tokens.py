@@ -9,7 +9,7 @@ from shoal.errors import InvalidInput
 from shoal.options import CallOptions
 from shoal.requests import codec
 from shoal.requests.merging import merge_detokenize, merge_tokenize
-from shoal.requests.plan import Plan, SingleReply, request_frame
+from shoal.requests.plan import RequestPlan, SingleReply, request_frame
 from shoal.tasks import Truncation
 from shoal.tokens import DetokenizeResult, TokenIds, TokenizeResult
 from shoal.transport.methods import DETOKENIZE, TOKENIZE
@@ -25,8 +25,8 @@ byte, not 12.
 """
 
 
-class TokenizePlan(Plan[pb.TokenizeRequest, pb.TokenizeResponse, TokenizeResult]):
-    """Raises InvalidInput for arguments that no request can hold."""
+class TokenizePlan(RequestPlan[pb.TokenizeRequest, pb.TokenizeResponse, TokenizeResult]):
+    """A call of `tokenize`. Raises InvalidInput for arguments that no request can hold."""
 
     method, name = TOKENIZE, "texts"
 
@@ -80,8 +80,8 @@ class TokenizePlan(Plan[pb.TokenizeRequest, pb.TokenizeResponse, TokenizeResult]
         return merge_tokenize(results)
 
 
-class DetokenizePlan(Plan[pb.DetokenizeRequest, pb.DetokenizeResponse, DetokenizeResult]):
-    """Raises InvalidInput for arguments that no request can hold."""
+class DetokenizePlan(RequestPlan[pb.DetokenizeRequest, pb.DetokenizeResponse, DetokenizeResult]):
+    """A call of `detokenize`. Raises InvalidInput for arguments that no request can hold."""
 
     method, name = DETOKENIZE, "sequences"
 

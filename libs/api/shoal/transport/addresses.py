@@ -45,7 +45,7 @@ def is_local(address: str) -> bool:
     return _LOOPBACK.fullmatch(address) is not None
 
 
-class Addresses:
+class RouterAddresses:
     """The routers of one client, and the one in use. Threads may share an object: a lost update
     costs one more failed try.
     """

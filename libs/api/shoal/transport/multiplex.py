@@ -62,7 +62,7 @@ _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 _DETAILS_HEADER: Final = "grpc-status-details-bin"
 
 
-class Stream:
+class MultiplexedStream:
     """One open stream. `call` raises grpc.aio.AioRpcError, as a unary call does; a call that is
     cancelled here is cancelled at the router, too.
     """
@@ -213,7 +213,7 @@ class Stream:
                 waiting.set_exception(error)
 
 
-class Group:
+class StreamGroup:
     """The calls on one channel that share a credential and a tenant, and their streams.
     `is_limited`: as many others as may have streams exist.
     """
@@ -223,7 +223,7 @@ class Group:
         self.is_limited = is_limited
         # Mutable state.
         self.calls = 0
-        self.streams: list[Stream] = []
+        self.streams: list[MultiplexedStream] = []
 
 
 class Streams:
@@ -232,11 +232,11 @@ class Streams:
     def __init__(self, method: Method[Any, Any]) -> None:
         self._method = method
         # Mutable state: groups by the metadata that their calls share, of each channel.
-        self._groups: WeakKeyDictionary[PooledChannel[grpc.aio.Channel], dict[Metadata, Group]] = (
-            WeakKeyDictionary()
-        )
+        self._groups: WeakKeyDictionary[
+            PooledChannel[grpc.aio.Channel], dict[Metadata, StreamGroup]
+        ] = WeakKeyDictionary()
 
-    def enter(self, pooled: PooledChannel[grpc.aio.Channel], metadata: Metadata) -> Group:
+    def enter(self, pooled: PooledChannel[grpc.aio.Channel], metadata: Metadata) -> StreamGroup:
         """Register a call and return its group. `leave` ends the call."""
         groups = self._groups.get(pooled)
         if groups is None:
@@ -246,24 +246,26 @@ class Streams:
         if group is None:
             if len(groups) >= MAX_GROUPS:
                 _forget_unused(groups)
-            group = groups[shared] = Group(shared, is_limited=len(groups) >= MAX_GROUPS)
+            group = groups[shared] = StreamGroup(shared, is_limited=len(groups) >= MAX_GROUPS)
         group.calls += 1
         return group
 
-    def leave(self, pooled: PooledChannel[grpc.aio.Channel], group: Group) -> None:
+    def leave(self, pooled: PooledChannel[grpc.aio.Channel], group: StreamGroup) -> None:
         group.calls -= 1
         if not group.calls and not group.streams:
             self._groups[pooled].pop(group.metadata, None)
 
-    def find(self, group: Group) -> Stream | None:
+    def find(self, group: StreamGroup) -> MultiplexedStream | None:
         """Return an open stream for a call of the group."""
         if group.streams and not group.streams[-1].has_room:
             group.streams = [stream for stream in group.streams if not _is_over(stream)]
         return next((stream for stream in reversed(group.streams) if stream.has_room), None)
 
-    def open(self, pooled: PooledChannel[grpc.aio.Channel], group: Group) -> Stream:
+    def open(
+        self, pooled: PooledChannel[grpc.aio.Channel], group: StreamGroup
+    ) -> MultiplexedStream:
         """Open another stream for calls of the group."""
-        stream = Stream(pooled.exchange(self._method)(metadata=group.metadata))
+        stream = MultiplexedStream(pooled.exchange(self._method)(metadata=group.metadata))
         group.streams.append(stream)
         return stream
 
@@ -275,14 +277,14 @@ class Streams:
                     await stream.close()
 
 
-def _forget_unused(groups: dict[Metadata, Group]) -> None:
+def _forget_unused(groups: dict[Metadata, StreamGroup]) -> None:
     """Remove the groups of credentials that are not in use any more."""
     for group in list(groups.values()):
         if not group.calls and all(map(_is_over, group.streams)):
             del groups[group.metadata]
 
 
-def _is_over(stream: Stream) -> bool:
+def _is_over(stream: MultiplexedStream) -> bool:
     if stream.is_over:
         stream.finish()
     return stream.is_over

@@ -44,7 +44,7 @@ VARIABLES = {
 """The variables that `Trust.from_env` reads, for the documentation of programs that use it."""
 
 
-class Watched(Generic[T]):
+class WatchedCredential(Generic[T]):
     """The value that `read` returns for `files`, read again when they have changed; checked once a
     second at most.
 
@@ -180,12 +180,12 @@ class Tls:
                 ) from None
         return pem
 
-    def watched(self) -> Watched[Pem]:
+    def watched(self) -> WatchedCredential[Pem]:
         """Return the contents, read again when the files change. Raises ValueError as
         `read` does.
         """
         sources = (self.root_certificates, self.certificate_chain, self.private_key)
-        return Watched(
+        return WatchedCredential(
             [Path(source) for source in sources if isinstance(source, (str, Path))], self.read
         )
 
@@ -210,7 +210,7 @@ class TokenFile:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._token = Watched([self._path], self._read)
+        self._token = WatchedCredential([self._path], self._read)
 
     def __call__(self) -> str:
         return self._token.get()

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable
 from typing import NoReturn, SupportsIndex
 
-from shoal.calls.caller import Caller, Limits
+from shoal.calls.caller import Caller, CallLimits
 from shoal.calls.retry import RetryPolicy
-from shoal.transport.addresses import DEFAULT_ADDRESS, Addresses, parse
+from shoal.transport.addresses import DEFAULT_ADDRESS, RouterAddresses, parse
 from shoal.transport.trust import Tls, Trust, flag, tls_from, token_from
 from shoal.transport.wire import Metadata, Transport
 
@@ -62,9 +62,9 @@ class ClientBase:
         self._caller = Caller(
             self._open_transport(trust.tls),
             # Clients with the same list begin at different routers.
-            Addresses(addresses, start=random.randrange(len(addresses))),  # noqa: S311
+            RouterAddresses(addresses, start=random.randrange(len(addresses))),  # noqa: S311
             metadata=_metadata(tenant, trust),
-            limits=Limits(timeout, concurrency, request_items, request_characters),
+            limits=CallLimits(timeout, concurrency, request_items, request_characters),
             policy=retry or RetryPolicy(),
         )
 

@@ -9,28 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from libs.kinds.gliner2.boundary.spans import Span
+from libs.kinds.gliner2.boundary.spans import ScoredSpan
 
 
-class Edge(NamedTuple):
+class RelationEdge(NamedTuple):
     """`score` is the pair's; `head` and `tail` have the scores of their roles."""
 
-    head: Span
-    tail: Span
+    head: ScoredSpan
+    tail: ScoredSpan
     score: float
 
 
-def distinct(edges: Sequence[Edge], text: str) -> list[Edge]:
+def distinct(edges: Sequence[RelationEdge], text: str) -> list[RelationEdge]:
     """Return the distinct edges of one relation, in the order of the text. `text` is the text as
     read."""
     heads, tails = _widest(edge.head for edge in edges), _widest(edge.tail for edge in edges)
-    places: dict[tuple[int, ...], Edge] = {}
+    places: dict[tuple[int, ...], RelationEdge] = {}
     for edge in edges:
-        whole = Edge(heads[edge.head[:2]], tails[edge.tail[:2]], edge.score)
+        whole = RelationEdge(heads[edge.head[:2]], tails[edge.tail[:2]], edge.score)
         place = (*whole.head[:2], *whole.tail[:2])
         if place not in places or whole.score > places[place].score:
             places[place] = whole
-    names: dict[tuple[str, str], Edge] = {}
+    names: dict[tuple[str, str], RelationEdge] = {}
     for edge in places.values():
         name = _name(edge.head, text), _name(edge.tail, text)
         if name not in names or _nearness(edge) < _nearness(names[name]):
@@ -40,7 +40,7 @@ def distinct(edges: Sequence[Edge], text: str) -> list[Edge]:
     )
 
 
-def _widest(spans: Iterable[Span]) -> dict[tuple[int, int], Span]:
+def _widest(spans: Iterable[ScoredSpan]) -> dict[tuple[int, int], ScoredSpan]:
     """Map each place to the longest span that contains it; the first of equally long ones."""
     found = {span[:2]: span for span in spans}
     return {
@@ -56,17 +56,17 @@ def _widest(spans: Iterable[Span]) -> dict[tuple[int, int], Span]:
     }
 
 
-def _name(span: Span, text: str) -> str:
+def _name(span: ScoredSpan, text: str) -> str:
     return " ".join(text[span.start : span.end].casefold().split())
 
 
-def _nearness(edge: Edge) -> tuple[int, float, int, int]:
+def _nearness(edge: RelationEdge) -> tuple[int, float, int, int]:
     """Sort key of edges with the same words: the nearest ends first, then the best score."""
     yield_point = max(edge.head.start - edge.tail.end, edge.tail.start - edge.head.end, 0)
     return yield_point, -edge.score, edge.head.start, edge.tail.start
 
 
-def _unimplied(names: dict[tuple[str, str], Edge]) -> list[Edge]:
+def _unimplied(names: dict[tuple[str, str], RelationEdge]) -> list[RelationEdge]:
     """Drop an edge if another has the same words at one end and more at the other."""
     words = [(set(head.split()), set(tail.split())) for head, tail in names]
     return [

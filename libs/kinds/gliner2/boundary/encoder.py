@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libs.kernels.attention.varlen import varlen_attention
-from libs.kernels.layout import Layout, to_device
+from libs.kernels.layout import BatchLayout, to_device
 from libs.kinds.gliner2.card import Boundary
 from libs.models.text.heads.extraction.words import prefix_sums
 from libs.models.text.heads.linear import HeadNorm, check_shape, linear_layer
@@ -62,7 +62,7 @@ class BoundaryEncoder(nn.Module):
             self.right.forward(sides).index_select(0, right),
         ]
         x = self.norm.forward(self.both.forward(torch.cat(pairs, dim=-1)))
-        layout = Layout.from_lengths(
+        layout = BatchLayout.from_lengths(
             [count + 1 for count in counts], [count + 1 for count in counts], words.device
         )
         for block in self.attention:
@@ -83,7 +83,7 @@ class _Attention(nn.Module):
         self.out = linear_layer(state, f"{stem}.output_projection", (size, size), file)
         self._heads, self._window = settings.heads, settings.window or None
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+    def forward(self, x: Tensor, layout: BatchLayout) -> Tensor:
         q, k, v = self.qkv.forward(self.norm.forward(x)).view(len(x), 3, self._heads, -1).unbind(1)
         return x + self.out.forward(
             varlen_attention(

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from shoal.extractions import Structure, Value
 from shoal.schema import SchemaField, SchemaStructure
 
-from libs.kinds.gliner2.boundary.records import Record, RecordBound, Scores, find_records
-from libs.kinds.gliner2.boundary.spans import Span, disjoint, sent
+from libs.kinds.gliner2.boundary.records import RecordBound, Scores, StructureRecord, find_records
+from libs.kinds.gliner2.boundary.spans import ScoredSpan, disjoint, sent
 from libs.kinds.gliner2.spans.processor import build_structures
 
 Array = NDArray[np.float32]
@@ -33,18 +33,18 @@ class Frame:
     before: int
     """Number of words of choices before the text."""
 
-    def characters(self, first: int, last: int) -> Span | None:
+    def characters(self, first: int, last: int) -> ScoredSpan | None:
         """Return the code points of words `first:last`, choices counted; None unless all are in the
         text."""
         if first < self.before:
             return None
-        return Span(
+        return ScoredSpan(
             int(self.starts[first - self.before]), int(self.ends[last - 1 - self.before]), 0.0
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class FieldChoices:
     """The choices of a field."""
 
     words: Sequence[int]
@@ -61,7 +61,7 @@ class StructureReader:
         asked: SchemaStructure,
         scores: Scores,
         frame: Frame,
-        choices: Mapping[int, Choices],
+        choices: Mapping[int, FieldChoices],
         threshold: float,
         bound: RecordBound,
     ) -> None:
@@ -90,7 +90,7 @@ class StructureReader:
             made += build_structures(self._asked.name, self._asked.fields, values)
         return made
 
-    def _values(self, number: int, row: int, record: Record) -> list[Value]:
+    def _values(self, number: int, row: int, record: StructureRecord) -> list[Value]:
         field = self._asked.fields[number]
         names = self._spans(number, row, record)
         kept = disjoint(names)
@@ -104,12 +104,12 @@ class StructureReader:
             for span in found
         ]
 
-    def _spans(self, number: int, row: int, record: Record) -> dict[Span, str]:
+    def _spans(self, number: int, row: int, record: StructureRecord) -> dict[ScoredSpan, str]:
         """Return the spans that fill a field, each with its words. A choice before the text has the
         position of its record.
         """
         field, frame = self._asked.fields[number], self._frame
-        found: dict[Span, str] = {}
+        found: dict[ScoredSpan, str] = {}
         for span, share in record.fields[number]:
             alone = float(self._scores.fields[number, span])
             score = min(alone, share)
@@ -119,20 +119,20 @@ class StructureReader:
             where = frame.characters(first, last)
             if number in self._choices and last <= frame.before:
                 name = dict(zip(self._choices[number].words, field.choices, strict=True)).get(first)
-                where = self._anchors[row] or Span(0, 0, 0.0)
+                where = self._anchors[row] or ScoredSpan(0, 0, 0.0)
             else:
                 name = None if where is None else frame.read[where.start : where.end]
                 if field.dtype == "list" and alone < self._threshold:
                     continue
             if name and where is not None:
-                found.setdefault(Span(where.start, where.end, score), name)
+                found.setdefault(ScoredSpan(where.start, where.end, score), name)
         return found
 
     def _chosen(self, number: int, row: int, found: Sequence[tuple[str, float]]) -> list[Value]:
         """Return the field's choices, from the first source that has any.
 
-        1. Choices in the text near the record.
-        2. Choices among the record's spans.
+        1. FieldChoices in the text near the record.
+        2. FieldChoices among the record's spans.
         3. The likely choices.
         """
         field, scores = self._asked.fields[number], self._choices[number].scores

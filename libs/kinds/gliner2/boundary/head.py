@@ -15,8 +15,14 @@ from torch import Tensor, nn
 
 from libs.kernels.layout import to_device
 from libs.kinds.gliner2.boundary.encoder import BoundaryEncoder
-from libs.kinds.gliner2.boundary.pairs import Marginals, Pairs, PairScorer, Queries, Text
-from libs.kinds.gliner2.boundary.places import Places
+from libs.kinds.gliner2.boundary.pairs import (
+    BoundaryPairs,
+    BoundaryPairScorer,
+    Marginals,
+    Queries,
+    TextBoundaries,
+)
+from libs.kinds.gliner2.boundary.places import TextPlaces
 from libs.kinds.gliner2.boundary.record_scorer import MAX_STEPS, RecordScorer, likely_shares, steps
 from libs.kinds.gliner2.boundary.relations import RelationScorer
 from libs.kinds.gliner2.card import Boundary
@@ -83,7 +89,7 @@ class BoundaryHead(nn.Module):
     1. the logit that a query has no span [queries];
     2. sparse rows of probabilities: the spans and choices of each query; the pairs of spans of each
        relation; for each field of structures, the spans that fill it, paired with the spans that
-       identify records. `Places` defines their columns.
+       identify records. `TextPlaces` defines their columns.
     """
 
     def __init__(
@@ -110,7 +116,7 @@ class BoundaryHead(nn.Module):
         self.marginals = Marginals(
             state, f"{stem}.boundary_query_head", settings, size=size, file=file
         )
-        self.pairs = PairScorer(state, stem, settings, size=size, file=file)
+        self.pairs = BoundaryPairScorer(state, stem, settings, size=size, file=file)
         self.nothing = HeadDot(state, f"{stem}.null_projection", size, file)
         self.relations = RelationScorer(
             state, "relation_scorer", settings.relations, size=size, file=file
@@ -198,12 +204,14 @@ class BoundaryHead(nn.Module):
         for place, text, (*ends, own), (*query, nothing) in zip(
             places, texts, edges, wanted, strict=True
         ):
-            yield self._text_logits(place, Text(*text, *ends), own, Queries(*query), nothing)
+            yield self._text_logits(
+                place, TextBoundaries(*text, *ends), own, Queries(*query), nothing
+            )
 
     def _text_logits(
         self,
         place: BoundaryPlaces,
-        text: Text,
+        text: TextBoundaries,
         boundaries: Tensor,
         queries: Queries,
         nothing: Tensor,
@@ -212,7 +220,7 @@ class BoundaryHead(nn.Module):
         starts, ends = queries.starts @ text.starts.T * scale, queries.ends @ text.ends.T * scale
         spans = self.pairs.choose(text, starts, ends)
         choices = to_device(place.choices, boundaries.device).long()
-        scored = Pairs(
+        scored = BoundaryPairs(
             torch.cat([spans.starts, choices]), torch.cat([spans.ends, choices + 1]),
             torch.cat([spans.valid, torch.ones_like(choices, dtype=torch.bool)]),
         )  # fmt: skip
@@ -252,7 +260,7 @@ def _output(place: BoundaryPlaces, classes: Floats, *parts: Floats) -> Output:
     if not parts:
         return (classes,)
     spans, likely, nothing, edges, shares = parts
-    places = Places(len(place.words))
+    places = TextPlaces(len(place.words))
     valid = spans[:, 0] >= 0
     keys = np.where(valid, places.span_columns(spans.astype(np.int64)), places.spans)
     order = np.argsort(keys, kind="stable")[: int(valid.sum())]
@@ -279,7 +287,7 @@ def _output(place: BoundaryPlaces, classes: Floats, *parts: Floats) -> Output:
     return classes, nothing, (*queries, *relations, *records)
 
 
-def _edges(places: Places, keys: NDArray[np.int64], found: Floats) -> SparseRow:
+def _edges(places: TextPlaces, keys: NDArray[np.int64], found: Floats) -> SparseRow:
     """Build the sparse row of a text's relations. `RelationScorer` returns `found` [pairs, 3]."""
     kept = found[found[:, 0] >= 0]
     heads, tails = (keys[kept[:, side].astype(np.int64)] for side in (0, 1))

@@ -26,7 +26,7 @@ _CHUNK_ELEMENTS: Final = 1 << 24  # elements of the last layers in memory at a t
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextBoundaries:
     """The inputs of one text's pairs."""
 
     words: Tensor
@@ -64,7 +64,7 @@ class Queries:
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class BoundaryPairs:
     """Pairs of boundaries, int64 [pairs]. The end follows the start where `valid`."""
 
     starts: Tensor
@@ -97,7 +97,7 @@ class Marginals(nn.Module):
         return Queries(states, *(projection.forward(states) for projection in projections))
 
 
-class PairScorer(nn.Module):
+class BoundaryPairScorer(nn.Module):
     """Choose the pairs of a text and score them: each pair has a state that every query is compared
     with in two ways.
     """
@@ -135,7 +135,7 @@ class PairScorer(nn.Module):
         """Return the number of pairs, valid or not, of a text of this many words."""
         return min(self._pairs, min(self._ends, words + 1) ** 2)
 
-    def choose(self, text: Text, starts: Tensor, ends: Tensor) -> Pairs:
+    def choose(self, text: TextBoundaries, starts: Tensor, ends: Tensor) -> BoundaryPairs:
         """Choose the best pairs of the best starts and ends, by scores [queries, boundaries].
 
         Pairs reserved by a query are first. Pairs of equal priority are in the order of their
@@ -160,9 +160,9 @@ class PairScorer(nn.Module):
             ~valid, -torch.inf
         )
         best = shared.sort(descending=True, stable=True).indices[: self._pairs]
-        return Pairs(firsts[best // kept], lasts[best % kept], valid[best])
+        return BoundaryPairs(firsts[best // kept], lasts[best % kept], valid[best])
 
-    def states(self, text: Text, pairs: Pairs) -> Tensor:
+    def states(self, text: TextBoundaries, pairs: BoundaryPairs) -> Tensor:
         """Return the states of pairs, [pairs, pair size]."""
         lengths = (pairs.ends - pairs.starts).clamp_min(1).float()
         shapes = torch.stack(
@@ -182,7 +182,12 @@ class PairScorer(nn.Module):
         return self.norm.forward(x + self.content.forward(self.content_norm.forward(means)))
 
     def forward(
-        self, text: Text, pairs: Pairs, queries: Queries, starts: Tensor, ends: Tensor
+        self,
+        text: TextBoundaries,
+        pairs: BoundaryPairs,
+        queries: Queries,
+        starts: Tensor,
+        ends: Tensor,
     ) -> Tensor:
         """Return logits [queries, pairs]. `starts` and `ends` are those of `choose`."""
         states, projected = self.states(text, pairs), self.query.forward(queries.states)
@@ -208,7 +213,7 @@ class PairScorer(nn.Module):
         return torch.cat(parts)
 
 
-def _within(inside: Tensor, pairs: Pairs) -> Tensor:
+def _within(inside: Tensor, pairs: BoundaryPairs) -> Tensor:
     """Return the sum of the logits [queries, words] of a pair's words, divided by the root of the
     number of words: [queries, pairs].
 

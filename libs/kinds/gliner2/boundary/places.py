@@ -16,7 +16,7 @@ MAX_WORDS: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class TextPlaces:
     """The columns of a text."""
 
     words: int

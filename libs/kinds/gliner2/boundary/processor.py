@@ -13,12 +13,12 @@ from shoal.schema import Schema
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
-from libs.kinds.gliner2.boundary.edges import Edge, distinct
-from libs.kinds.gliner2.boundary.fields import Choices, Frame, StructureReader
+from libs.kinds.gliner2.boundary.edges import RelationEdge, distinct
+from libs.kinds.gliner2.boundary.fields import FieldChoices, Frame, StructureReader
 from libs.kinds.gliner2.boundary.head import BoundaryPlaces
-from libs.kinds.gliner2.boundary.places import Places
+from libs.kinds.gliner2.boundary.places import TextPlaces
 from libs.kinds.gliner2.boundary.records import RecordBound, Scores
-from libs.kinds.gliner2.boundary.spans import Span, disjoint, sent
+from libs.kinds.gliner2.boundary.spans import ScoredSpan, disjoint, sent
 from libs.kinds.gliner2.card import Boundary
 from libs.kinds.gliner2.processor import SchemaNotes, SchemaProcessor, ended
 from libs.kinds.gliner2.schemas import BEFORE_TEXT, THRESHOLD, SchemaPrompt
@@ -102,7 +102,7 @@ class _Answers:
         self._threshold = THRESHOLD if schema.threshold is None else schema.threshold
         self._fields = sum(len(structure.fields) for structure in schema.structures)
         self._bound = RecordBound(text, path)
-        self._columns = Places(before + len(words))
+        self._columns = TextPlaces(before + len(words))
 
     def extraction(self) -> Extraction:
         logits = cast("Array", self._row[0]) / np.float32(self._settings.class_temperature)
@@ -139,12 +139,14 @@ class _Answers:
             )
             kept = np.flatnonzero(own >= np.float32(threshold))
             for span in disjoint(
-                Span(int(spans[one, 0]), int(spans[one, 1]), float(own[one])) for one in kept
+                ScoredSpan(int(spans[one, 0]), int(spans[one, 1]), float(own[one])) for one in kept
             ):
                 if (where := self._frame.characters(span.start, span.end)) is not None:
-                    yield from self._entity(label.label, Span(where.start, where.end, span.score))
+                    yield from self._entity(
+                        label.label, ScoredSpan(where.start, where.end, span.score)
+                    )
 
-    def _entity(self, label: str, span: Span) -> Iterator[Entity]:
+    def _entity(self, label: str, span: ScoredSpan) -> Iterator[Entity]:
         if (one := sent(span, self._frame.text)) is not None:
             self._bound.claim(one.end - one.start)
             yield Entity(
@@ -169,15 +171,15 @@ class _Answers:
                     for role, one in enumerate((head, tail))
                 ]
                 if ends[0] is not None and ends[1] is not None:
-                    found.append(Edge(ends[0], ends[1], float(score)))
+                    found.append(RelationEdge(ends[0], ends[1], float(score)))
             for edge in distinct(found, self._frame.read):
                 for head_entity in self._entity("", edge.head):
                     for tail_entity in self._entity("", edge.tail):
                         yield Relation(head_entity, tail_entity, asked.label, edge.score)
 
-    def _end(self, spans: Numbers, likely: Array, number: int) -> Span | None:
+    def _end(self, spans: Numbers, likely: Array, number: int) -> ScoredSpan | None:
         where = self._frame.characters(int(spans[number, 0]), int(spans[number, 1]))
-        return None if where is None else Span(where.start, where.end, float(likely[number]))
+        return None if where is None else ScoredSpan(where.start, where.end, float(likely[number]))
 
     def _structures(
         self, spans: Numbers, likely: Array, keys: Numbers, records: Sequence[SparseRow]
@@ -188,7 +190,7 @@ class _Answers:
             first += len(asked.fields)
             own = likely[rows]
             choices = {
-                number: Choices(
+                number: FieldChoices(
                     [self._prompt.choices[one] - begin for one in found],
                     own[number, len(spans) + np.array(found)],
                 )

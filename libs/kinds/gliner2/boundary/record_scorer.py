@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from libs.kinds.gliner2.boundary.pairs import Pairs
+from libs.kinds.gliner2.boundary.pairs import BoundaryPairs
 from libs.models.text.heads.linear import check_shape, linear_layer
 
 State = Mapping[str, Tensor]
@@ -60,7 +60,7 @@ class RecordScorer(nn.Module):
         self.span = linear_layer(state, f"{stem}.cand_proj", (inner, size), file)
         self.nothing = nn.Parameter(state[f"{stem}.null_embed"], requires_grad=False)
 
-    def forward(self, boundaries: Tensor, spans: Pairs, fields: Tensor) -> Tensor:
+    def forward(self, boundaries: Tensor, spans: BoundaryPairs, fields: Tensor) -> Tensor:
         """Return [spans + fields, 1 + spans]: the amount that the record of each span, and each
         field, adds to the logit of no span and of every span.
 

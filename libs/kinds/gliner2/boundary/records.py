@@ -39,7 +39,7 @@ class RecordBound(AnswerBound):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class StructureRecord:
     """One record."""
 
     anchor: int
@@ -64,7 +64,7 @@ class Scores:
 
 def find_records(
     asked: SchemaStructure, scores: Scores, threshold: float, bound: RecordBound
-) -> list[Record]:
+) -> list[StructureRecord]:
     """Return the records in the order of the text.
 
     Raises InvalidInput for more records than can be assigned.
@@ -81,7 +81,7 @@ def find_records(
         for record, own in zip(found, filled, strict=True):
             record.append(own)
     made = [
-        Record(int(anchor), tuple(map(tuple, fields)))
+        StructureRecord(int(anchor), tuple(map(tuple, fields)))
         for anchor, fields in zip(anchors, found, strict=True)
     ]
     return sorted(made, key=lambda record: (*scores.places[record.anchor].tolist(),))

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.kinds.gliner2.boundary.pairs import Pairs
+from libs.kinds.gliner2.boundary.pairs import BoundaryPairs
 from libs.kinds.gliner2.card import RelationSettings
 from libs.models.text.heads.linear import HeadDot, linear_layer
 
@@ -42,7 +42,9 @@ class RelationScorer(nn.Module):
         settings = self._settings
         return min(settings.pairs, min(settings.heads, spans) * min(settings.tails, spans))
 
-    def forward(self, words: Tensor, queries: Tensor, spans: Pairs, likely: Tensor) -> Tensor:
+    def forward(
+        self, words: Tensor, queries: Tensor, spans: BoundaryPairs, likely: Tensor
+    ) -> Tensor:
         """Return [relations, count, 3]: rows of the head and of the tail among the spans, -1 for an
         invalid pair, and a probability.
 
@@ -76,7 +78,7 @@ class RelationScorer(nn.Module):
         """Return the number of relations to score together."""
         return max(1, _CHUNK_ELEMENTS // (self.count(spans) * self._parts[0]))
 
-    def _pairs(self, spans: Pairs, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _pairs(self, spans: BoundaryPairs, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Choose pairs by scores [relations, 2, spans].
 
         Returns spans of heads, spans of tails, and whether they are a pair: [relations, count]
@@ -122,7 +124,7 @@ class _Content(nn.Module):
         self.linear = linear_layer(state, f"{stem}.content_linear", (1, size * 2 + roles), file)
 
     def forward(
-        self, words: Tensor, spans: Pairs, roles: Tensor, heads: Tensor, tails: Tensor
+        self, words: Tensor, spans: BoundaryPairs, roles: Tensor, heads: Tensor, tails: Tensor
     ) -> Tensor:
         """Take the scorer's arguments and heads and tails [relations, pairs]; return [relations,
         pairs]."""

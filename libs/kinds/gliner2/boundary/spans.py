@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class Span(NamedTuple):
+class ScoredSpan(NamedTuple):
     """A span from `start` to `end` (exclusive), in words or in code points; score 0..1."""
 
     start: int
@@ -17,19 +17,19 @@ class Span(NamedTuple):
     score: float
 
 
-def ranked(spans: Iterable[Span]) -> list[Span]:
+def ranked(spans: Iterable[ScoredSpan]) -> list[ScoredSpan]:
     """Sort spans best first, and keep the best of the spans in the same place."""
-    places: dict[tuple[int, int], Span] = {}
+    places: dict[tuple[int, int], ScoredSpan] = {}
     for span in sorted(spans, key=_rank):
         places.setdefault(span[:2], span)
     return list(places.values())
 
 
-def _rank(span: Span) -> tuple[float, int, int]:
+def _rank(span: ScoredSpan) -> tuple[float, int, int]:
     return -span.score, span.start, span.end
 
 
-def disjoint(spans: Iterable[Span]) -> list[Span]:
+def disjoint(spans: Iterable[ScoredSpan]) -> list[ScoredSpan]:
     """Return the set of spans without overlaps that has the largest sum of scores, best first
     (weighted interval scheduling).
 
@@ -66,11 +66,11 @@ def _better(one: _Set, other: _Set) -> _Set:
     return min(one, other, key=lambda found: sorted(found.numbers))
 
 
-def sent(span: Span, text: str) -> Span | None:
+def sent(span: ScoredSpan, text: str) -> ScoredSpan | None:
     """Return the span within the text as sent. The model may have read an added full stop; a span
     of that alone returns None.
     """
     if span.end <= len(text):
         return span
     end = len(text[span.start :].rstrip()) + span.start
-    return Span(span.start, end, span.score) if end > span.start else None
+    return ScoredSpan(span.start, end, span.score) if end > span.start else None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from libs.models.generation.decoding.rules import Ids
-from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.settings import DecodeSettings
 
 _LOW = -1e9
 """Score of beams that must not win but may fill a slot."""
@@ -30,7 +30,7 @@ class BeamSearch:
     `prompt` and `longest`: tokens of the prompt, and of prompt and longest answer together.
     """
 
-    def __init__(self, settings: Settings, prompt: Ids, longest: int) -> None:
+    def __init__(self, settings: DecodeSettings, prompt: Ids, longest: int) -> None:
         self._settings, self._prompt, self._longest = settings, len(prompt), longest
         self._stops = torch.tensor(settings.stops, dtype=torch.int64)
         self._kept = max(2, 1 + len(settings.stops)) * settings.beams

@@ -19,7 +19,7 @@ from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.native.layer import LayerPages
 from libs.kernels.native.paged import page_table
 from libs.models.generation.decoding.rules import Ids
-from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.settings import DecodeSettings
 from libs.models.generation.decoding.states import StatePool
 from libs.models.interface.packed import Packed
 from libs.models.interface.sequences import YieldPoint, never_yield
@@ -134,7 +134,7 @@ class LanguageModel:
         self,
         decoder: PackedEncoder,
         head: LanguageHead,
-        settings: Settings,
+        settings: DecodeSettings,
         encoder: PackedEncoder | None = None,
     ) -> None:
         self.decoder, self.head, self.settings, self.encoder = decoder, head, settings, encoder

@@ -22,12 +22,12 @@ from libs.models.generation.decoding.sampling import Draw, choose, token_scores
 from libs.models.generation.decoding.sequences import (
     DecodeSequence,
     Finish,
-    Request,
     Row,
-    Step,
+    SequenceRequest,
+    StepCost,
     pages_needed,
 )
-from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.settings import DecodeSettings
 from libs.models.generation.decoding.steps import StepForward, StepRow
 from libs.models.interface.packed import GivenRows, Packed
 from libs.models.interface.sequences import TokenScore, YieldPoint, never_yield
@@ -39,7 +39,7 @@ MAX_ROWS = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class StepDelta:
     """The result of a step for one sequence: new token ids, and whether it has ended.
 
     Attributes:
@@ -104,7 +104,7 @@ class DecodeLoop:
         """Return the sequences in progress."""
         return tuple(self._sequences)
 
-    def needs(self, request: Request) -> int:
+    def needs(self, request: SequenceRequest) -> int:
         """Return the number of pages that a request claims. Raises InvalidInput for a request that
         the model cannot process.
         """
@@ -113,10 +113,10 @@ class DecodeLoop:
         cross = 0 if request.states is None else len(request.states)
         return pages_needed(len(prompt), longest, settings.beams, cross)
 
-    def has_room(self, request: Request) -> bool:
+    def has_room(self, request: SequenceRequest) -> bool:
         return self.count_fitting([request]) == 1
 
-    def count_fitting(self, requests: Iterable[Request]) -> int:
+    def count_fitting(self, requests: Iterable[SequenceRequest]) -> int:
         """Return the number of requests, from the first one, that have room together. None after
         one without room is looked at.
         """
@@ -128,12 +128,12 @@ class DecodeLoop:
             count += 1
         return count
 
-    def _slots_needed(self, request: Request) -> int:
+    def _slots_needed(self, request: SequenceRequest) -> int:
         """Return the number of slots for the states of a request's rows."""
         beams = (request.settings or self.language_model.settings).beams
         return beams if self.language_model.state_bytes else 0
 
-    def add(self, request: Request) -> DecodeSequence:
+    def add(self, request: SequenceRequest) -> DecodeSequence:
         """Claim a request's pages. A following step prefills it. Raises InvalidInput, and
         NoCapacity if `has_room` is false.
         """
@@ -165,13 +165,13 @@ class DecodeLoop:
         if sequence.finish is None:
             self._end(sequence, "cancelled")
 
-    def next_step(self) -> Step | None:
+    def next_step(self) -> StepCost | None:
         """Return the cost of the next `step` of all sequences; None if nothing is left to do."""
         pieces = self._next(self._sequences)
         if not pieces:
             return None
         keys = sum(piece.row.stored + piece.count + piece.sequence.cross_tokens for piece in pieces)
-        return Step(
+        return StepCost(
             "decode" if pieces[0].sequence.is_prefilled else "prefill",
             sum(piece.count for piece in pieces),
             keys,
@@ -180,7 +180,7 @@ class DecodeLoop:
     @torch.inference_mode()
     def step(
         self, among: Sequence[DecodeSequence] | None = None, yield_point: YieldPoint = never_yield
-    ) -> list[Delta]:
+    ) -> list[StepDelta]:
         """Run one forward and return its results; empty if a prompt has more pieces or nothing is
         left to do.
 
@@ -217,7 +217,7 @@ class DecodeLoop:
         self._graphs = None if self._steps is None else StepGraphs(self._steps, capture, owner)
         return self._graphs
 
-    def _decode(self, steps: StepForward, pieces: Sequence[_Piece]) -> list[Delta]:
+    def _decode(self, steps: StepForward, pieces: Sequence[_Piece]) -> list[StepDelta]:
         """Run a step of one token for each sequence on CUDA."""
         rows = [_step_row(piece.sequence, piece.row) for piece in pieces]
         made = None if self._graphs is None else self._graphs.run(rows)
@@ -232,7 +232,7 @@ class DecodeLoop:
             self._write(piece, token, None) for piece, token in zip(pieces, tokens, strict=True)
         ]
 
-    def _extent(self, request: Request) -> tuple[Ids, int]:
+    def _extent(self, request: SequenceRequest) -> tuple[Ids, int]:
         """Return the prompt, and its length with the longest answer."""
         language_model, settings = (
             self.language_model,
@@ -334,9 +334,9 @@ class DecodeLoop:
             wholes=tuple(piece.row.length for piece in pieces),
         )
 
-    def _choose(self, pieces: Sequence[_Piece], scores: Tensor) -> list[Delta]:
+    def _choose(self, pieces: Sequence[_Piece], scores: Tensor) -> list[StepDelta]:
         """Choose the next token of every row with keys for all its tokens."""
-        done: list[Delta] = []
+        done: list[StepDelta] = []
         greedy = [
             place
             for place, piece in enumerate(pieces)
@@ -364,7 +364,7 @@ class DecodeLoop:
             done += self._search(pieces[places[0]].sequence, scores[places])
         return done
 
-    def _write(self, piece: _Piece, token: int, score: TokenScore | None) -> Delta:
+    def _write(self, piece: _Piece, token: int, score: TokenScore | None) -> StepDelta:
         sequence, row = piece.sequence, piece.row
         row.write(token)
         if row.length - 1 == self.language_model.decoder.long_from:
@@ -379,9 +379,9 @@ class DecodeLoop:
             finish = "length"
         if finish is not None:
             self._end(sequence, finish)
-        return Delta(sequence, (token,), finish, score)
+        return StepDelta(sequence, (token,), finish, score)
 
-    def _search(self, sequence: DecodeSequence, scores: Tensor) -> list[Delta]:
+    def _search(self, sequence: DecodeSequence, scores: Tensor) -> list[StepDelta]:
         """Run a step of beam search. Its tokens are returned when the search ends."""
         search, settings = sequence.beams, sequence.settings
         if search is None:
@@ -398,7 +398,7 @@ class DecodeLoop:
         ids = tuple(int(token) for token in search.best[sequence.prompt :])
         finish: Finish = "stop" if ids and ids[-1] in settings.stops else "length"
         self._end(sequence, finish)
-        return [Delta(sequence, ids, finish)]
+        return [StepDelta(sequence, ids, finish)]
 
     def _end(self, sequence: DecodeSequence, finish: Finish) -> None:
         sequence.end(finish)
@@ -414,7 +414,7 @@ def compile_kernels(language_model: LanguageModel, most: int) -> None:
     """
     if not StepForward.takes(language_model, language_model.pages(1)):
         return
-    request = Request(np.zeros(2, np.int32), most=2, settings=Settings())
+    request = SequenceRequest(np.zeros(2, np.int32), most=2, settings=DecodeSettings())
     for count in StepForward.sizes(language_model, most):
         loop = DecodeLoop(language_model, count)
         for _ in range(count):

@@ -25,12 +25,12 @@ class PagePool:
     def unclaimed(self) -> int:
         return self.total - self.claimed
 
-    def claim(self, pages: int) -> Claim | None:
+    def claim(self, pages: int) -> PageClaim | None:
         """Claim pages; None if fewer are unclaimed."""
         if pages > self.unclaimed:
             return None
         self.claimed += pages
-        return Claim(self, pages)
+        return PageClaim(self, pages)
 
     def take(self) -> int:
         page = self._free.pop()
@@ -52,7 +52,7 @@ class PagePool:
         return True
 
 
-class Claim:
+class PageClaim:
     """One sequence's right to `pages` pages, of which it has taken `taken`."""
 
     def __init__(self, pool: PagePool, pages: int) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from libs.kernels.layout import to_device
-from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.settings import DecodeSettings
 
 Ids = NDArray[np.int32]
 Bits = NDArray[np.uint8]
@@ -62,7 +62,7 @@ class Edits:
     vocabulary: int | None = None
 
 
-class Rules:
+class TokenRules:
     """The rules of one request.
 
     Args:
@@ -71,7 +71,7 @@ class Rules:
     """
 
     def __init__(
-        self, settings: Settings, prompt: int, longest: int, allows: Allows | None = None
+        self, settings: DecodeSettings, prompt: int, longest: int, allows: Allows | None = None
     ) -> None:
         self._settings, self._prompt, self._longest, self._allows = (
             settings,

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from libs.kernels.attention.paged import PAGE, pages_for
 from libs.models.generation.decoding.beams import BeamSearch, Chosen
-from libs.models.generation.decoding.pages import Claim
-from libs.models.generation.decoding.rules import Allows, Ids, Rules
-from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.pages import PageClaim
+from libs.models.generation.decoding.rules import Allows, Ids, TokenRules
+from libs.models.generation.decoding.settings import DecodeSettings
 from libs.models.interface.packed import GivenRows
 
 Finish = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SequenceRequest:
     """A request to generate tokens.
 
     Attributes:
@@ -41,7 +41,7 @@ class Request:
     prompt: Ids | None = None
     states: Tensor | None = None
     most: int | None = None
-    settings: Settings | None = None
+    settings: DecodeSettings | None = None
     allows: Allows | None = None
     given: GivenRows | None = None
     axes: Ids | None = None
@@ -51,7 +51,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepCost:
     """The cost of a forward: its rows, and the keys of all their sequences."""
 
     kind: Literal["prefill", "decode"]
@@ -98,11 +98,11 @@ class DecodeSequence:
 
     def __init__(
         self,
-        request: Request,
+        request: SequenceRequest,
         prompt: Ids,
         longest: int,
-        settings: Settings,
-        claim: Claim,
+        settings: DecodeSettings,
+        claim: PageClaim,
         slots: list[int],
     ) -> None:
         """Start a sequence.
@@ -118,7 +118,7 @@ class DecodeSequence:
             settings,
         )
         self.claim, self.slots = claim, slots
-        self.rules = Rules(settings, len(prompt), longest, request.allows)
+        self.rules = TokenRules(settings, len(prompt), longest, request.allows)
         self.rows = [Row(prompt, longest, slots[0] if slots else 0)]
         self.sampler = settings.sampler(request.seed)
         self.beams = BeamSearch(settings, prompt, longest) if settings.beams > 1 else None

@@ -55,7 +55,7 @@ _NEUTRAL_SAMPLED: Final[Mapping[str, tuple[object, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DecodeSettings:
     """Settings of an answer. Lengths include the decoder's prompt, except those of new tokens.
 
     Attributes:
@@ -138,7 +138,7 @@ class Settings:
         return max(0, min(_MAX_NEW if most is None else most, positions - prompt))
 
 
-def read_settings(directory: Path) -> Settings:
+def read_settings(directory: Path) -> DecodeSettings:
     """Read generation_config.json or, without it, config.json with its decoder's settings (Donut,
     Florence-2).
 
@@ -161,7 +161,7 @@ def read_settings(directory: Path) -> Settings:
     return parse_settings(Config(dict(said)))
 
 
-def parse_settings(config: Config) -> Settings:
+def parse_settings(config: Config) -> DecodeSettings:
     """Read the settings of one object. Raises as `read_settings`."""
     for key, neutral in _NEUTRAL.items():
         if config.has(key) and config.values[key] not in neutral:
@@ -173,7 +173,7 @@ def parse_settings(config: Config) -> Settings:
         for key, neutral in _NEUTRAL_SAMPLED.items():
             if config.has(key) and config.values[key] not in neutral:
                 raise config.unsupported(key, "this setting is not served where do_sample is true")
-    return Settings(
+    return DecodeSettings(
         stops=_ids(config, "eos_token_id", MAX_STOPS),
         start=_first(config, "decoder_start_token_id", "bos_token_id"),
         max_new=_size(config, "max_new_tokens"),

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from libs.kernels.attention.paged import PAGE, PagedLayout, Pages, pages_for
-from libs.kernels.layout import Layout, to_device
+from libs.kernels.layout import BatchLayout, to_device
 from libs.kernels.triton_here import has_triton
 from libs.models.generation.decoding.language_model import KeyValuePlaces, LanguageModel
 from libs.models.generation.decoding.rules import Ids
@@ -84,7 +84,7 @@ class StepShape:
         """
         ids, positions, queries, keys, numbers = _parts(buffer, self)
         ones = (1,) * self.sequences
-        layout = Layout(queries, keys, 1, self.width * PAGE, ())
+        layout = BatchLayout(queries, keys, 1, self.width * PAGE, ())
         where = PagedLayout(layout, queries, numbers, np.empty((0, 0), np.int32), ones, (), ones)
         return Packed(ids, positions, None, ones, layout, None, ()), KeyValuePlaces(
             where, where, None

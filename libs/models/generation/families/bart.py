@@ -17,7 +17,7 @@ from torch import Tensor
 
 from libs.models import weights
 from libs.models.generation.decoding.language_model import LanguageHead, LanguageModel
-from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.settings import DecodeSettings
 from libs.models.interface.packed import Packed
 from libs.models.layers.decoder import cross_layer
 from libs.models.layers.embeddings import TokenEmbedding
@@ -142,7 +142,7 @@ class BartInputEmbedding(BartEmbedding):
 def load(
     config: Config,
     tensors: TensorFile,
-    settings: Settings,
+    settings: DecodeSettings,
     dtype: torch.dtype,
     device: torch.device,
     *,
@@ -180,7 +180,7 @@ def load(
 def load_decoder(
     config: Config,
     tensors: TensorFile,
-    settings: Settings,
+    settings: DecodeSettings,
     dtype: torch.dtype,
     device: torch.device,
     *,

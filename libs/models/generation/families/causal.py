@@ -11,7 +11,7 @@ import torch
 
 from libs.errors import ModelBroken
 from libs.models.generation.decoding.language_model import LanguageHead, LanguageModel
-from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.settings import DecodeSettings
 from libs.models.layers.spec import Config
 from libs.models.text.families.decoders.gemma2 import final_softcap
 from libs.models.text.registry import build_encoder
@@ -37,7 +37,7 @@ _HEAD: Final[Mapping[str, HeadRule]] = {"lm_head": Maybe("head")}
 def load(
     config: Config,
     tensors: TensorFile,
-    settings: Settings,
+    settings: DecodeSettings,
     dtype: torch.dtype,
     device: torch.device,
 ) -> LanguageModel:

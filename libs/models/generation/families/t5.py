@@ -10,7 +10,7 @@ import torch
 
 from libs.models import weights
 from libs.models.generation.decoding.language_model import LanguageHead, LanguageModel
-from libs.models.generation.decoding.settings import Settings
+from libs.models.generation.decoding.settings import DecodeSettings
 from libs.models.layers.decoder import cross_layer
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
@@ -30,7 +30,7 @@ _HEAD: Final[dict[str, HeadRule]] = {"lm_head": Maybe("head")}
 def load(
     config: Config,
     tensors: TensorFile,
-    settings: Settings,
+    settings: DecodeSettings,
     dtype: torch.dtype,
     device: torch.device,
 ) -> LanguageModel:

@@ -24,7 +24,7 @@ from libs.models.generation.decoding.rules import Bits, Ids
 from libs.models.generation.grammars.schemas import FIELD, check_schema, refuse
 from libs.models.generation.tools import FIELD as TOOLS_FIELD
 from libs.models.generation.tools import (
-    Marks,
+    CallMarks,
     ToolForm,
     grammar_source,
     has_strict_function,
@@ -129,7 +129,7 @@ class Grammars:
         self._lock = threading.Lock()
         # Guarded by the lock.
         self._trie: LLTokenizer | None = None
-        self._kept: OrderedDict[bytes, Matcher] = OrderedDict()
+        self._matchers: OrderedDict[bytes, Matcher] = OrderedDict()
 
     def compile_schema(self, schema: str) -> Grammar | None:
         """Compile a JSON schema; None for an empty one.
@@ -162,7 +162,7 @@ class Grammars:
         """True if llguidance is installed."""
         return importlib.util.find_spec("llguidance") is not None
 
-    def _marks(self, form: ToolForm) -> Marks:
+    def _marks(self, form: ToolForm) -> CallMarks:
         added = self._tokenizer.get_added_tokens_decoder().items()
         plain = {
             token.content: number
@@ -170,7 +170,7 @@ class Grammars:
             if not token.special and number < self._vocabulary
         }
         opens, closes = plain.pop(form.opens, None), plain.pop(form.closes, None)
-        return Marks(opens, closes, sorted(plain.values()))
+        return CallMarks(opens, closes, sorted(plain.values()))
 
     def _grammar(
         self,
@@ -181,9 +181,9 @@ class Grammars:
     ) -> Grammar:
         digest = hashlib.sha256(source.encode()).digest()
         with self._lock:
-            kept = self._kept.get(digest)
+            kept = self._matchers.get(digest)
             if kept is not None:
-                self._kept.move_to_end(digest)
+                self._matchers.move_to_end(digest)
         # The shared cache of a schema's matchers may have grown to its limit: compile the schema
         # again.
         if kept is None or not _begins(kept.deep_copy()):
@@ -193,9 +193,9 @@ class Grammars:
             if not _begins(kept.deep_copy()):
                 raise TaskNotSupported("the model has no tokens for the schema", field=field)
             with self._lock:
-                self._kept[digest] = kept
-                while len(self._kept) > MAX_CACHED_SCHEMAS:
-                    self._kept.popitem(last=False)
+                self._matchers[digest] = kept
+                while len(self._matchers) > MAX_CACHED_SCHEMAS:
+                    self._matchers.popitem(last=False)
         return Grammar(kept, self._stop_bits)
 
     def _compiled(self, source: str, schema: str | None, field: str) -> Matcher:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from shoal.extractions import Region
 
 from libs.errors import InputTooLong, InvalidInput
-from libs.models.images.decoding import LIMITS, Limits, decoding, header_size
+from libs.models.images.decoding import LIMITS, ImageLimits, decoding, header_size
 from libs.models.images.detection.regions import RegionOptions, select_regions
 from libs.models.images.processing import ImageProcessing
 from libs.models.interface.sequences import InputRows, InputSequence, Output
@@ -55,7 +55,7 @@ class Detector:
     square: bool = False
     maps: int = 0
     smallest: int = 0
-    limits: Limits = LIMITS
+    limits: ImageLimits = LIMITS
 
     def labels(self, labels: Sequence[str]) -> tuple[Label, ...]:
         """Tokenise the labels of a job, one time for all its items. Raises InvalidInput or

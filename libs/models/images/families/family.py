@@ -43,7 +43,7 @@ class TowerSpec:
     stored: Callable[[TensorFile], TensorFile] | None = None
 
 
-class Family(Protocol):
+class ImageFamily(Protocol):
     """A module of this folder."""
 
     @property

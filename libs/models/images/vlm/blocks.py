@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.kernels.attention.varlen import varlen_attention
-from libs.kernels.layout import Layout
+from libs.kernels.layout import BatchLayout
 from libs.models.images.patches import PatchSpec
 from libs.models.images.processing import ImageProcessing
 from libs.models.images.vlm.image_converter import Grid
@@ -182,7 +182,7 @@ class WindowAttention(Attention):
     """Attention within `Packed.windows`, which form separate sequences."""
 
     def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: BatchLayout, shared: Shared
     ) -> Tensor:
         if batch.windows is None:
             raise ValueError("the batch has no windows")

@@ -25,7 +25,12 @@ from libs.models.images.patches import PatchEmbedding
 from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec, WindowAttention
 from libs.models.images.vlm.connectors import Mergers
 from libs.models.images.vlm.families import colpali, glm, idefics, lighton, paddleocr, qwen, vsplade
-from libs.models.images.vlm.families.family import Family, Files, VisionLanguageSpec, special_around
+from libs.models.images.vlm.families.family import (
+    VisionLanguageSpec,
+    VlmFamily,
+    VlmFiles,
+    special_around,
+)
 from libs.models.images.vlm.heads import Use, no_heads
 from libs.models.images.vlm.parts import PartsInput, Prompts
 from libs.models.images.vlm.tower import BlockTower, ImageTower
@@ -34,14 +39,14 @@ from libs.models.layers.encoder import Attention, PackedEncoder
 from libs.models.layers.meta import on_meta
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
 from libs.models.runtime.backbone import Backbone
-from libs.models.runtime.loaded.peft import Names, read_updates
+from libs.models.runtime.loaded.peft import TensorNames, read_updates
 from libs.models.text.processing.static import TokenWeights
 from libs.models.text.registry import build_encoder, layer_names, prepare
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
 
-_FAMILIES: Final[tuple[Family, ...]] = (colpali, glm, idefics, lighton, paddleocr, qwen)
+_FAMILIES: Final[tuple[VlmFamily, ...]] = (colpali, glm, idefics, lighton, paddleocr, qwen)
 _PROCESSORS: Final = ("processor_config.json", "preprocessor_config.json")
 _WHOLE: Final = ("vlm.", "model.")  # optional prefixes of names, in this order
 _WHOLES: Final = ("", "model.", "vlm.", "vlm.model.")
@@ -62,7 +67,7 @@ class VisionLanguageModel:
 
     backbones: tuple[Backbone, ...]
     input: PartsInput
-    names: Names
+    names: TensorNames
     weights: TokenWeights | None = None
 
 
@@ -141,7 +146,7 @@ def load_vision_language(
     )
 
 
-def _find_family(directory: Path, config: Config) -> Family:
+def _find_family(directory: Path, config: Config) -> VlmFamily:
     """Return the family of the `model_type`. V-SPLADE shares ModernVBERT's and is recognised by its
     tensors.
     """
@@ -170,13 +175,15 @@ def _with_tokens_apart(
     return texts, {**text, "vocab_size": texts.shape(whole)[0]}
 
 
-def _names(spec: VisionLanguageSpec, family: Family) -> Names:
+def _names(spec: VisionLanguageSpec, family: VlmFamily) -> TensorNames:
     table, prefixes = layer_names(spec.text)
     begins = [begin for begin, own in family.NAMES.items() if own == "text."]
-    return Names(table, (*prefixes, *(whole + begin for whole in _WHOLES for begin in begins)), {})
+    return TensorNames(
+        table, (*prefixes, *(whole + begin for whole in _WHOLES for begin in begins)), {}
+    )
 
 
-def _files(directory: Path, home: Path, config: Config, use: Use) -> Files:
+def _files(directory: Path, home: Path, config: Config, use: Use) -> VlmFiles:
     """Find the files. An adapter may have processor and tokenizer files, or leave them to its
     base.
     """
@@ -188,7 +195,7 @@ def _files(directory: Path, home: Path, config: Config, use: Use) -> Files:
     processor = read_config(kept, "processor_config.json")
     found = {} if processor is None else processor.values
     tokenizer = load_tokenizer(worded, lowercase=False)
-    return Files(
+    return VlmFiles(
         worded,
         config,
         Config(found, file="processor_config.json"),
@@ -220,7 +227,7 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
 
 def _tower(
     spec: VisionLanguageSpec,
-    family: Family,
+    family: VlmFamily,
     tower_tensors: TensorFile,
     connecting: TensorFile,
     texts: PackedEncoder,
@@ -274,7 +281,7 @@ def _state(
     return state
 
 
-def _input(files: Files, spec: VisionLanguageSpec, encoder: PackedEncoder) -> PartsInput:
+def _input(files: VlmFiles, spec: VisionLanguageSpec, encoder: PackedEncoder) -> PartsInput:
     tokenizer = files.tokenizer
     prompts = (
         spec.prompts.within(*special_around(tokenizer))

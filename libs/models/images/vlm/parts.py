@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.errors import InvalidInput, TaskNotSupported
-from libs.models.images.decoding import LIMITS, Limits, Pixels, decoding, header_size
+from libs.models.images.decoding import LIMITS, ImageLimits, Pixels, decoding, header_size
 from libs.models.images.vlm.image_converter import (
     ImageConverter,
     ImageTokens,
@@ -140,7 +140,7 @@ class PartsInput:
     prompts: Prompts
     mark: int
     most: int = 1 << 17
-    limits: Limits = field(default=LIMITS)
+    limits: ImageLimits = field(default=LIMITS)
 
     def tokens(self, data: bytes, field: str) -> int:
         """Return the tokens of an item of one image, from the image's header: nothing is

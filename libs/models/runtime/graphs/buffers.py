@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from libs.kernels.layout import Layout, runs
+from libs.kernels.layout import BatchLayout, runs
 from libs.models.interface.packed import Ids, Packed
 from libs.models.interface.sequences import InputSequence
 from libs.models.runtime.graphs.buckets import Bucket
@@ -68,10 +68,10 @@ def whole_batch(buffer: Tensor, bucket: Bucket, *, typed: bool) -> Packed:
         positions=positions,
         type_ids=types if typed else None,
         lengths=lengths,
-        layout=Layout(ends, ends, bucket.longest, bucket.longest, runs(lengths, lengths)),
+        layout=BatchLayout(ends, ends, bucket.longest, bucket.longest, runs(lengths, lengths)),
         key_rows=None,
         keys=lengths,
-        one_row=Layout(ones, ends, 1, bucket.longest, runs((1,) * len(lengths), lengths)),
+        one_row=BatchLayout(ones, ends, 1, bucket.longest, runs((1,) * len(lengths), lengths)),
     )
 
 
@@ -85,7 +85,7 @@ def own_batch(buffer: Tensor, bucket: Bucket, lengths: tuple[int, ...], *, typed
         positions=positions[:total],
         type_ids=types[:total] if typed else None,
         lengths=lengths,
-        layout=Layout(ends, ends, max(lengths), max(lengths), runs(lengths, lengths)),
+        layout=BatchLayout(ends, ends, max(lengths), max(lengths), runs(lengths, lengths)),
         key_rows=None,
         keys=lengths,
     )

@@ -27,7 +27,7 @@ from libs.models.runtime.graphs.buckets import AFTER, Uses
 from libs.models.runtime.graphs.buffers import fill, filled, own_batch
 from libs.models.runtime.graphs.capture import Capture, Captured, PendingCopy
 from libs.models.runtime.graphs.shapes import (
-    Shape,
+    GraphShape,
     batch_shape,
     distance,
     hot_shapes,
@@ -87,7 +87,7 @@ class Replayed:
 class _Pending:
     """A shape that waits for its capture, and the batch to capture and check it with."""
 
-    shape: Shape
+    shape: GraphShape
     backbone: Backbone
     sequences: Sequence[InputSequence]
 
@@ -112,7 +112,7 @@ class Graphs:
         self._max_bytes = max_bytes
         self._store: GraphStore[Captured] = GraphStore(most)
         self._uses = Uses(after)
-        self._pending: dict[Shape, _Pending] = {}
+        self._pending: dict[GraphShape, _Pending] = {}
         self._max_encoder_tokens: dict[PackedEncoder, int] = {}
         self._now = 0
         self.is_off = False
@@ -226,7 +226,7 @@ class Graphs:
 
     def _replay(
         self,
-        shape: Shape,
+        shape: GraphShape,
         graph: Captured,
         backbone: Backbone,
         sequences: Sequence[InputSequence],

@@ -21,7 +21,7 @@ from libs.models.runtime.graphs.buffers import whole_batch
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class GraphShape:
     """The shape of one graph.
 
     Attributes:
@@ -89,7 +89,7 @@ def batch_shape(
     heads: Sequence[ModelHead],
     sequences: Sequence[InputSequence],
     most: int,
-) -> Shape | None:
+) -> GraphShape | None:
     """Return the shape of a batch for these heads.
 
     None if no graph is possible: more than `most` tokens, adapters, shared prefixes, masked keys or
@@ -105,7 +105,9 @@ def batch_shape(
     if bucket is None:
         return None
     head, rows = computed_part(heads, is_prompted=any(one.skip for one in sequences))
-    return Shape(encoder, head, rows, any(one.type_ids is not None for one in sequences), bucket)
+    return GraphShape(
+        encoder, head, rows, any(one.type_ids is not None for one in sequences), bucket
+    )
 
 
 def max_encoder_tokens(encoder: PackedEncoder) -> int:
@@ -113,7 +115,7 @@ def max_encoder_tokens(encoder: PackedEncoder) -> int:
     return max_tokens(resident_bytes(encoder) // encoder.dtype.itemsize)
 
 
-def hot_shapes(backbone: Backbone) -> list[Shape]:
+def hot_shapes(backbone: Backbone) -> list[GraphShape]:
     """Return the shapes to capture after a load, the largest first: single texts without token
     types, for the first head.
     """
@@ -124,7 +126,7 @@ def hot_shapes(backbone: Backbone) -> list[Shape]:
         return []
     head, rows = computed_part(heads, is_prompted=False)
     return [
-        Shape(backbone.encoder, head, rows, False, bucket)
+        GraphShape(backbone.encoder, head, rows, False, bucket)
         for bucket in hot_buckets(backbone.encoder.max_positions)
     ]
 

@@ -19,7 +19,7 @@ _Graph = TypeVar("_Graph")
 
 
 @dataclass(slots=True)
-class Entry(Generic[_Graph]):
+class GraphEntry(Generic[_Graph]):
     """A graph.
 
     Attributes:
@@ -37,7 +37,7 @@ class GraphStore(Generic[_Graph]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._entries: dict[Hashable, Entry[_Graph]] = {}
+        self._entries: dict[Hashable, GraphEntry[_Graph]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -49,7 +49,7 @@ class GraphStore(Generic[_Graph]):
     def is_full(self) -> bool:
         return len(self._entries) >= self._most
 
-    def use(self, key: Hashable, now: int) -> Entry[_Graph] | None:
+    def use(self, key: Hashable, now: int) -> GraphEntry[_Graph] | None:
         """Return the graph of this key and mark it as used, or None."""
         entry = self._entries.get(key)
         if entry is not None:
@@ -64,7 +64,7 @@ class GraphStore(Generic[_Graph]):
         return 0 < len(self._entries) <= 2 * stale
 
     def add(self, key: Hashable, graph: _Graph, now: int) -> None:
-        self._entries[key] = Entry(graph, now)
+        self._entries[key] = GraphEntry(graph, now)
 
     def clear(self) -> None:
         self._entries.clear()

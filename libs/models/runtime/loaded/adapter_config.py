@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from libs.catalog.checkpoint.adapter import FILE
-from libs.catalog.checkpoint.files import Config, need_config
+from libs.catalog.checkpoint.files import CheckpointConfig, need_config
 from libs.models.runtime.loaded.patterns import Pattern, UnsupportedPattern, compile_pattern
 
 REFUSED: Final[Mapping[str, str]] = {
@@ -140,7 +140,7 @@ def read_adapter(directory: Path) -> Adapter:
     )
 
 
-def _refuse(config: Config) -> None:
+def _refuse(config: CheckpointConfig) -> None:
     for key, reason in REFUSED.items():
         value = config.values.get(key)
         if value:
@@ -163,7 +163,7 @@ def _refuse(config: Config) -> None:
         )
 
 
-def _targets(config: Config) -> frozenset[str] | None:
+def _targets(config: CheckpointConfig) -> frozenset[str] | None:
     """Return the list of `target_modules`; None for a single string (`all-linear` or a pattern), as
     the tensors show the modules that it matched.
     """
@@ -178,7 +178,9 @@ def _targets(config: Config) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def _numbers(config: Config, key: str, read: Callable[[Config, str, object], float]) -> Numbers:
+def _numbers(
+    config: CheckpointConfig, key: str, read: Callable[[CheckpointConfig, str, object], float]
+) -> Numbers:
     """Values by patterns of module names. The patterns are untrusted, so they are matched in linear
     time (`libs/models/runtime/loaded/patterns.py`).
     """
@@ -193,7 +195,7 @@ def _numbers(config: Config, key: str, read: Callable[[Config, str, object], flo
     )
 
 
-def _pattern(config: Config, key: str, text: str) -> Pattern:
+def _pattern(config: CheckpointConfig, key: str, text: str) -> Pattern:
     try:
         return compile_pattern(text)
     except UnsupportedPattern as problem:
@@ -210,13 +212,13 @@ def _matching(values: Numbers, module: str, default: float) -> float:
     return next((value for pattern, value in values if pattern.matches_end(module)), default)
 
 
-def _rank(config: Config, key: str, value: object) -> int:
+def _rank(config: CheckpointConfig, key: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise config.broken(key, f"must be a whole number of at least 1, not {_short(value)}")
     return value
 
 
-def _number(config: Config, key: str, value: object) -> float:
+def _number(config: CheckpointConfig, key: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise config.broken(key, f"must be a number, not {_short(value)}")
     return float(value)

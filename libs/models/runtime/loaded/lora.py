@@ -21,11 +21,17 @@ from torch import Tensor, nn
 
 from libs.catalog.checkpoint.adapter import FILE
 from libs.errors import ModelBroken
-from libs.kernels.linear.lora import Delta, LowRank, Rows
+from libs.kernels.linear.lora import AdapterRows, LoraUpdates, LowRank
 from libs.kernels.linear.packed import PackedLinear, must_widen
-from libs.models.layers.embeddings import Table
+from libs.models.layers.embeddings import EmbeddingTable
 from libs.models.layers.encoder import PackedEncoder
-from libs.models.runtime.loaded.peft import Names, Piece, Shape, read_pieces, slot_outputs
+from libs.models.runtime.loaded.peft import (
+    AdapterFactors,
+    LayerShape,
+    TensorNames,
+    read_pieces,
+    slot_outputs,
+)
 from libs.models.weights import TensorFile, stored_tensor
 
 MERGE: Final = "merge it (merge_and_unload) and serve the result as a model"
@@ -50,7 +56,7 @@ class PrecomputesConstants(Protocol):
     recomputes them for each adapter.
     """
 
-    def spent(self) -> Mapping[str, Shape]:
+    def spent(self) -> Mapping[str, LayerShape]:
         """Return the layers that were freed after this computation, by name."""
 
     def relearn(self, parts: Mapping[str, LowRank]) -> Mapping[str, AdapterConstants]:
@@ -65,7 +71,7 @@ class BoundConstants(Generic[_Made]):
     their numbers in `rows`.
     """
 
-    rows: Rows
+    rows: AdapterRows
     parts: Mapping[int, _Made]
 
 
@@ -76,7 +82,7 @@ class _Bindable(Protocol):
     delta: Any
 
 
-_Binding = tuple[_Bindable, "Delta | BoundConstants[Any]"]
+_Binding = tuple[_Bindable, "LoraUpdates | BoundConstants[Any]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +137,7 @@ class Adapters:
     def __init__(
         self,
         encoder: PackedEncoder,
-        names: Names,
+        names: TensorNames,
         dtype: torch.dtype,
         device: torch.device,
         base: Callable[[], TensorFile] | None = None,
@@ -155,15 +161,19 @@ class Adapters:
             for name, module in self._bindable.items()
             if isinstance(module, PackedLinear)
         }
-        self.shapes = {name: Shape(linear.inputs, linear.slots) for name, linear in linears.items()}
+        self.shapes = {
+            name: LayerShape(linear.inputs, linear.slots) for name, linear in linears.items()
+        }
         if isinstance(encoder, PrecomputesConstants):
             self.shapes.update(encoder.spent())
         tables = {
-            name: module for name, module in self._bindable.items() if isinstance(module, Table)
+            name: module
+            for name, module in self._bindable.items()
+            if isinstance(module, EmbeddingTable)
         }
         self.shapes.update(
             {
-                name: Shape(len(table.weight), table.weight.shape[1:], is_table=True)
+                name: LayerShape(len(table.weight), table.weight.shape[1:], is_table=True)
                 for name, table in tables.items()
             }
         )
@@ -199,14 +209,14 @@ class Adapters:
             self._loaded = {**self._loaded, name: Loaded(directory, size, parts, learned)}
         return size
 
-    def read(self, directory: Path) -> list[Piece]:
+    def read(self, directory: Path) -> list[AdapterFactors]:
         """Read the factors in an adapter's directory. Raises ModelBroken with the file and key or
         tensor.
         """
         return read_pieces(directory, self.names, self.shapes)
 
     @torch.inference_mode()
-    def add_own(self, name: str, pieces: Sequence[Piece]) -> None:
+    def add_own(self, name: str, pieces: Sequence[AdapterFactors]) -> None:
         """Add an adapter of the checkpoint, which stays with the model, also in host memory. Call
         it before any forward.
         """
@@ -240,7 +250,7 @@ class Adapters:
         known = {**self.own.adapters, **known}
         bindings = self._bindings(
             [known[name] for name in used],
-            Rows.from_adapters([used.get(name) for name in names], lengths),
+            AdapterRows.from_adapters([used.get(name) for name in names], lengths),
         )
         try:
             self._bind(bindings)
@@ -269,7 +279,7 @@ class Adapters:
                 self.add(name, directories[name])
         return self._loaded
 
-    def _bindings(self, used: Sequence[Loaded], rows: Rows) -> list[_Binding]:
+    def _bindings(self, used: Sequence[Loaded], rows: AdapterRows) -> list[_Binding]:
         parts: dict[str, dict[int, LowRank]] = {}
         learned: dict[str, dict[int, AdapterConstants]] = {}
         for number, adapter in enumerate(used):
@@ -278,7 +288,7 @@ class Adapters:
             for name, made in adapter.learned.items():
                 learned.setdefault(name, {})[number] = made
         found = [
-            (self._bindable[name], Delta(rows, own))
+            (self._bindable[name], LoraUpdates(rows, own))
             for name, own in parts.items()
             if name in self._bindable
         ]
@@ -287,9 +297,9 @@ class Adapters:
             *((self._bindable[name], BoundConstants(rows, own)) for name, own in learned.items()),
         ]
 
-    def _parts(self, pieces: Sequence[Piece]) -> dict[str, LowRank]:
+    def _parts(self, pieces: Sequence[AdapterFactors]) -> dict[str, LowRank]:
         """Return the factors of each layer, on the device."""
-        by_layer: dict[str, list[Piece]] = {}
+        by_layer: dict[str, list[AdapterFactors]] = {}
         for piece in pieces:
             by_layer.setdefault(piece.place.layer, []).append(piece)
         weights = self._weights(pieces)
@@ -320,7 +330,7 @@ class Adapters:
             for tensor, end in zip(tensors, ends, strict=True)
         ]
 
-    def _weights(self, pieces: Sequence[Piece]) -> Callable[[str], Weights]:
+    def _weights(self, pieces: Sequence[AdapterFactors]) -> Callable[[str], Weights]:
         """Return a function that reads the stored weight and bias of a layer, which magnitudes
         need.
         """
@@ -364,7 +374,9 @@ class _Fused:
     scales: tuple[Tensor, ...] = ()
 
 
-def _fused(pieces: Sequence[Piece], shape: Shape, weights: Callable[[], Weights]) -> _Fused:
+def _fused(
+    pieces: Sequence[AdapterFactors], shape: LayerShape, weights: Callable[[], Weights]
+) -> _Fused:
     """Fuse the pieces of a layer. `weights`: reads the layer's weight for pieces that need it."""
     if shape.is_table:
         return _Fused(pieces[0].a.float(), pieces[0].b.float().T * pieces[0].scale)

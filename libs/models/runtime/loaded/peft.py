@@ -34,7 +34,7 @@ _MAX_NAME: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LayerShape:
     """The shape of an adaptable layer: `slots` add up to its outputs.
 
     Attributes:
@@ -47,7 +47,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class TensorNames:
     """The tensor names of a family's checkpoints: the family's table, the prefixes of its names,
     and the head's table.
     """
@@ -56,7 +56,7 @@ class Names:
     prefixes: tuple[str, ...]
     head_table: Mapping[str, HeadRule]
 
-    def place(self, module: str) -> Place | None:
+    def place(self, module: str) -> LayerPlace | None:
         """Return the place of a linear layer by its name; None if the family ignores such layers.
 
         Raises KeyError for an unknown name, and LookupError with the reason for a layer that cannot
@@ -78,7 +78,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LayerPlace:
     """Our name of a linear layer, and the index of its slot; None for the whole layer."""
 
     layer: str
@@ -87,18 +87,18 @@ class Place:
     """Some models of the family do not have the layer, although their checkpoints do."""
 
 
-def _place(rule: Rule, number: str) -> Place | None:
+def _place(rule: Rule, number: str) -> LayerPlace | None:
     if rule is None:
         return None
     if isinstance(rule, tuple):
-        return Place(rule[0].format(number), rule[1])
+        return LayerPlace(rule[0].format(number), rule[1])
     if isinstance(rule, AllowedExtra):
-        return Place(rule.target.format(number), None, optional=True)
-    return Place(rule.format(number), None)
+        return LayerPlace(rule.target.format(number), None, optional=True)
+    return LayerPlace(rule.format(number), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AdapterFactors:
     """The two factors of one adapted module, as stored: a [rank, inputs], b [outputs, rank], and
     the scale of their product b a.
 
@@ -106,21 +106,23 @@ class Piece:
     weight plus the product.
     """
 
-    place: Place
+    place: LayerPlace
     a: Tensor
     b: Tensor
     scale: float
     magnitude: Tensor | None = None
 
 
-def slot_outputs(place: Place, shape: Shape) -> tuple[int, int]:
+def slot_outputs(place: LayerPlace, shape: LayerShape) -> tuple[int, int]:
     """Return the first output of a slot, and the number of its outputs."""
     if place.slot is None:
         return 0, sum(shape.slots)
     return sum(shape.slots[: place.slot]), shape.slots[place.slot]
 
 
-def read_pieces(directory: Path, names: Names, shapes: Mapping[str, Shape]) -> list[Piece]:
+def read_pieces(
+    directory: Path, names: TensorNames, shapes: Mapping[str, LayerShape]
+) -> list[AdapterFactors]:
     """Read an adapter's factors as views of the mapped file. Raises ModelBroken with the file and
     the key or tensor at fault.
     """
@@ -200,9 +202,9 @@ def _piece(
     found: Mapping[str, str],
     adapter: Adapter,
     tensors: TensorFile,
-    names: Names,
-    shapes: Mapping[str, Shape],
-) -> Piece | None:
+    names: TensorNames,
+    shapes: Mapping[str, LayerShape],
+) -> AdapterFactors | None:
     """Return the piece of a module; None for a layer that the family omits from the model."""
     stored = next(iter(found.values()))
     _check_partners(found)
@@ -231,7 +233,7 @@ def _piece(
     _check_shape(tensors, found["A"], (rank, shape.inputs))
     _check_shape(tensors, found["B"], (slot_outputs(place, shape)[1], rank))
     magnitude = _magnitude(found, adapter, tensors, slot_outputs(place, shape)[1])
-    return Piece(
+    return AdapterFactors(
         place,
         tensors.read(found["A"]),
         tensors.read(found["B"]),

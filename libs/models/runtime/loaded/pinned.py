@@ -26,7 +26,7 @@ PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 """The unit in which the driver locks memory."""
 
 
-class HostMemory:
+class HostBuffer:
     """`size` bytes of aligned host memory, page-locked for a CUDA device.
 
     It consists of whole pages: the driver locks no page twice, so two small models that share a

@@ -17,7 +17,7 @@ from typing import Final
 from libs.catalog.checkpoint.tasks import OwnAdapters
 from libs.errors import ModelBroken
 from libs.models.runtime.loaded.lora import Adapters
-from libs.models.runtime.loaded.peft import Names, Piece, Place, Shape
+from libs.models.runtime.loaded.peft import AdapterFactors, LayerPlace, LayerShape, TensorNames
 from libs.models.weights import TensorFile
 
 _ORIGINAL: Final = ".parametrizations.weight.original"
@@ -61,7 +61,7 @@ def add_own_adapters(
         adapters.add_own(name, pieces)
 
 
-def _read_directory(adapters: Adapters, directory: Path, folder: str) -> list[Piece]:
+def _read_directory(adapters: Adapters, directory: Path, folder: str) -> list[AdapterFactors]:
     try:
         return adapters.read(directory / folder)
     except ModelBroken as error:
@@ -69,8 +69,8 @@ def _read_directory(adapters: Adapters, directory: Path, folder: str) -> list[Pi
 
 
 def _read_factors(
-    factors: TensorFile, own: OwnAdapters, names: Names, shapes: Mapping[str, Shape]
-) -> list[list[Piece]]:
+    factors: TensorFile, own: OwnAdapters, names: TensorNames, shapes: Mapping[str, LayerShape]
+) -> list[list[AdapterFactors]]:
     """Return the pieces of each task's adapter, in the order of config.json's
     `lora_adaptations`.
     """
@@ -79,7 +79,7 @@ def _read_factors(
         match = _FACTOR.fullmatch(stored)
         if match is not None:
             found.setdefault(match["module"], {})[match["factor"]] = stored
-    pieces: list[list[Piece]] = [[] for _ in own.names]
+    pieces: list[list[AdapterFactors]] = [[] for _ in own.names]
     for module, stored_by in found.items():
         stored = next(iter(stored_by.values()))
         place = _place(module, names, factors, stored)
@@ -106,7 +106,9 @@ def _read_factors(
         down, up = factors.read(stored_by["A"]), factors.read(stored_by["B"])
         for task, own_pieces in enumerate(pieces):
             own_pieces.append(
-                Piece(place, down[task], up[task].T if shape.is_table else up[task], own.scale)
+                AdapterFactors(
+                    place, down[task], up[task].T if shape.is_table else up[task], own.scale
+                )
             )
     if not pieces[0]:
         raise ModelBroken(
@@ -116,7 +118,7 @@ def _read_factors(
     return pieces
 
 
-def _place(module: str, names: Names, factors: TensorFile, stored: str) -> Place | None:
+def _place(module: str, names: TensorNames, factors: TensorFile, stored: str) -> LayerPlace | None:
     """Return the place of the adapted module; None for one that the family omits."""
     try:
         return names.place(module)

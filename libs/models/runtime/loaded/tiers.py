@@ -19,7 +19,7 @@ from typing import Final, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from libs.models.runtime.loaded.pinned import ALIGNMENT, HostMemory
+from libs.models.runtime.loaded.pinned import ALIGNMENT, HostBuffer
 
 _Model = TypeVar("_Model")
 
@@ -115,7 +115,7 @@ class Arena:
         self._regions: list[_Region] = []
         # Mutable state. The tensors' memory is the device's, or that of `_host`.
         self._pieces: list[Tensor] | None = None  # of the device, one for each region
-        self._host: HostMemory | None = None
+        self._host: HostBuffer | None = None
         self._arrived: torch.cuda.Event | None = None
         mine = [
             one
@@ -175,7 +175,7 @@ class Arena:
             self._arrived.synchronize()
 
     @staticmethod
-    def _piece(region: _Region, buffer: Tensor, host: HostMemory) -> Tensor:
+    def _piece(region: _Region, buffer: Tensor, host: HostBuffer) -> Tensor:
         if not region.is_apart:
             return buffer[region.begin : region.begin + region.bytes]
         piece = torch.empty(region.bytes, dtype=torch.uint8, device=buffer.device)
@@ -208,9 +208,9 @@ class Arena:
             self._regions.append(_Region(begin, size, is_apart=id(group[0]) in apart))
             begin += _padded(size)
 
-    def _copied(self) -> HostMemory:
+    def _copied(self) -> HostBuffer:
         """Copy the tensors from the device to host memory."""
-        host = HostMemory(self.bytes, self._device)
+        host = HostBuffer(self.bytes, self._device)
         for number, region in enumerate(self._regions):
             view = next(view for view in self._views if view.region == number)
             start = _span(view.tensor)[0] - view.begin

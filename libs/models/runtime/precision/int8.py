@@ -34,7 +34,7 @@ class _Remembers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class JobOutputs:
     """A job and the model's outputs for its sequences.
 
     Attributes:
@@ -46,12 +46,12 @@ class Answered:
     outputs: list[Output]
 
 
-def answered(model: PackedModel, prepared: Prepared) -> Answered:
+def answered(model: PackedModel, prepared: Prepared) -> JobOutputs:
     task = type(prepared.work).__name__.removesuffix("Work").lower()
-    return Answered(task, prepared, model.forward_all(prepared))
+    return JobOutputs(task, prepared, model.forward_all(prepared))
 
 
-def compared(model: PackedModel, wanted: list[Answered]) -> Iterator[tuple[str, Agreement]]:
+def compared(model: PackedModel, wanted: list[JobOutputs]) -> Iterator[tuple[str, Agreement]]:
     """Yield the task of each job, and the agreement of the model's outputs."""
     for one in wanted:
         outputs = model.forward_all(one.prepared)

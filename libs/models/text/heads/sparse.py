@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from libs.catalog.card import Sparse
+from libs.catalog.card import SparseOutput
 from libs.kernels.pooling.sparse import max_by_id, splade_max, splade_sum
 from libs.models.interface.head import Array
 from libs.models.interface.packed import Packed, Rows
@@ -38,7 +38,7 @@ class SpladeHead(nn.Module):
         transform: MlmTransform,
         weight: Tensor,
         bias: Tensor | None,
-        card: Sparse,
+        card: SparseOutput,
         *,
         shared: bool,
     ) -> None:

@@ -12,7 +12,7 @@ from shoal.extractions import LabelScore
 
 from libs.catalog.card import Card, Representation
 from libs.kernels.pooling.maxsim import maxsim
-from libs.models.interface.results import RaggedRows, SparseRows, Stored
+from libs.models.interface.results import RaggedRows, SparseRows, StoredArray
 from libs.models.interface.sequences import ANY_BYTES, SparseRow
 from libs.models.interface.work import CancelCheck, ClassifyWork, EncodeWork, Scale
 from libs.models.text.heads.linear import FUNCTIONS
@@ -31,7 +31,7 @@ ENTRY_BYTES = 8
 _MIN_LENGTH = np.float32(1e-12)  # the same as in torch.nn.functional.normalize
 
 
-def dense_rows(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> Stored:
+def dense_rows(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> StoredArray:
     """Return dense vectors: truncated, then normalised (Matryoshka), then quantised."""
     vectors = np.stack(outputs)
     if work.dimensions:

@@ -64,8 +64,8 @@ from libs.models.text.processing.chunking.growing import (
 )
 from libs.models.text.processing.chunking.span_pooling import (
     SPANS_HEAD,
+    PooledWindow,
     SpanPooling,
-    Window,
 )
 from libs.models.text.processing.pooling import MAX_VECTORS
 from libs.models.text.processing.static import StaticLookup
@@ -189,7 +189,7 @@ class EmbeddingProcessor:
         rows = computed_rows(notes, outputs, first, most_bytes)
         if rows is None or notes.chunks is None:
             return None
-        found, windows = [outputs[index] for index in rows.sequences], list[Window]()
+        found, windows = [outputs[index] for index in rows.sequences], list[PooledWindow]()
         if notes.windows:
             spans = [name == SPANS_HEAD for name in prepared.head.split("+")]
             for place, index in enumerate(rows.sequences):

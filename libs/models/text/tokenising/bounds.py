@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import Final
 
-from libs.catalog.checkpoint.files import Config, shortened
+from libs.catalog.checkpoint.files import CheckpointConfig, shortened
 from libs.models.text.tokenising.regexes import PUBLISHED, slow, tried
 
 MAX_SPECIAL: Final = 64
@@ -46,7 +46,7 @@ tokenizers have at most one of each.
 """
 
 
-def refuse_bombs(config: Config) -> None:
+def refuse_bombs(config: CheckpointConfig) -> None:
     """Raise ModelBroken with the key of a tokenizer.json that would take too much time or memory
     (resource exhaustion).
     """
@@ -60,7 +60,7 @@ def refuse_bombs(config: Config) -> None:
     _refuse_patterns(config)
 
 
-def _refuse_frames(config: Config) -> None:
+def _refuse_frames(config: CheckpointConfig) -> None:
     """Limit special tokens around texts. A template may contain each text only once, because every
     repetition would copy it.
     """
@@ -114,7 +114,7 @@ def _text(piece: object) -> str:
     return str(inner.get("id")) if isinstance(inner, dict) else ""
 
 
-def _refuse_growth(config: Config) -> int:
+def _refuse_growth(config: CheckpointConfig) -> int:
     """Return the growth factor in bytes. Raises ModelBroken above the limit."""
     growth, before = 1, 0
     seen: Counter[str] = Counter()
@@ -141,7 +141,7 @@ def _refuse_growth(config: Config) -> int:
     return growth
 
 
-def _refuse_decoder(config: Config) -> None:
+def _refuse_decoder(config: CheckpointConfig) -> None:
     """Limit the ratio of the decoder's text to the names of its tokens."""
     growth = 1
     parts = [
@@ -207,7 +207,7 @@ def _bytes(text: str) -> int:
     return len(unicodedata.normalize("NFKD", text).encode("utf-8", "replace"))
 
 
-def _refuse_added(config: Config, growth: int) -> None:
+def _refuse_added(config: CheckpointConfig, growth: int) -> None:
     """Limit added tokens, because the library builds one automaton of all of them, normalised."""
     tokens = config.values.get("added_tokens")
     if not isinstance(tokens, list):
@@ -229,7 +229,7 @@ def _refuse_added(config: Config, growth: int) -> None:
         )  # fmt: skip
 
 
-def _refuse_words(model: Config) -> None:
+def _refuse_words(model: CheckpointConfig) -> None:
     most = model.values.get("max_input_chars_per_word")
     if isinstance(most, int | float) and most > MAX_WORD:
         raise model.broken("max_input_chars_per_word", f"is {most}; the maximum is {MAX_WORD}")
@@ -238,7 +238,7 @@ def _refuse_words(model: Config) -> None:
             raise model.broken(key, f"has {len(value):,} characters; the maximum is {MAX_PIECE}")
 
 
-def _refuse_vocabulary(model: Config) -> None:
+def _refuse_vocabulary(model: CheckpointConfig) -> None:
     vocabulary = model.values.get("vocab")
     if isinstance(vocabulary, list):
         lengths = [
@@ -265,7 +265,7 @@ def _refuse_vocabulary(model: Config) -> None:
             )
 
 
-def _refuse_patterns(config: Config) -> None:
+def _refuse_patterns(config: CheckpointConfig) -> None:
     unknown: dict[str, str] = {}
     for key in ("normalizer", "pre_tokenizer", "decoder"):
         for part in _objects(config.values.get(key)):

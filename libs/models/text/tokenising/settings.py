@@ -14,7 +14,7 @@ from typing import Final
 
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
-from libs.catalog.checkpoint.files import Config, read_config
+from libs.catalog.checkpoint.files import CheckpointConfig, read_config
 
 FILE: Final = "tokenizer_config.json"
 
@@ -85,7 +85,7 @@ def missing_tokens(directory: Path, present: frozenset[str]) -> list[dict[str, o
                 "added_tokens_decoder",
                 f"has the entry {key!r}; it must map ids of tokens to objects",
             )
-        entry = Config(FILE, value)
+        entry = CheckpointConfig(FILE, value)
         content = entry.text("content")
         if content and content not in present:
             flags = {name: entry.flag(name, default) for name, default in _FLAGS.items()}
@@ -100,7 +100,7 @@ def apply_settings(tokenizer: Tokenizer, directory: Path, missing: list[dict[str
     Args:
         missing: The result of `missing_tokens`.
     """
-    config = read_config(directory, FILE) or Config(FILE, {})
+    config = read_config(directory, FILE) or CheckpointConfig(FILE, {})
     name = _tokenizer_class(config, directory)
     if name == _BERT and isinstance(tokenizer.normalizer, normalizers.BertNormalizer):
         tokenizer.normalizer = normalizers.BertNormalizer(
@@ -140,15 +140,15 @@ def has_segments(directory: Path) -> bool:
     return not names or _SEGMENTS in names
 
 
-def _tokenizer_class(config: Config, directory: Path) -> str:
-    model = read_config(directory, "config.json") or Config("config.json", {})
+def _tokenizer_class(config: CheckpointConfig, directory: Path) -> str:
+    model = read_config(directory, "config.json") or CheckpointConfig("config.json", {})
     name = config.text("tokenizer_class") or model.text("tokenizer_class")
     if name:
         return _CLASSES.get(name.removesuffix("Fast"), "")
     return _DEFAULT_CLASSES.get(model.text("model_type"), "")
 
 
-def _special(config: Config) -> Iterator[str]:
+def _special(config: CheckpointConfig) -> Iterator[str]:
     """Yield the special tokens that the file names, without repetition."""
     seen: set[str] = set()
     values: list[object] = [config.values.get(role) for role in _ROLES]

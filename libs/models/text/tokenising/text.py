@@ -21,7 +21,13 @@ from libs.errors import InputTooLong, InvalidInput
 from libs.models.interface.sequences import InputSequence
 from libs.models.interface.work import CancelCheck, Truncation, never_cancelled
 from libs.models.text.tokenising.cutting import Cutter, TextEncoding
-from libs.models.text.tokenising.whole import Places, ReadText, WholeText, join_parts, rows_in_parts
+from libs.models.text.tokenising.whole import (
+    ReadText,
+    TokenPlaces,
+    WholeText,
+    join_parts,
+    rows_in_parts,
+)
 
 Where = Callable[[int], str]
 """The path of text i in the job, such as `items[3].text`."""
@@ -222,7 +228,7 @@ class TextProcessor:
             own, is_whole = read(max(0, characters - len(prompt)))
             return prompt + own, is_whole
 
-        places = Places(len(prompt), has_words=self.has_independent_words or None)
+        places = TokenPlaces(len(prompt), has_words=self.has_independent_words or None)
         for rows in rows_in_parts(self._cutter, read_prompted, check_cancelled):
             _int32([int(rows.ids.max(initial=0))])  # raises for an id that no model has
             first, starts, ends, word_starts = places.of_part(rows, read)

@@ -16,7 +16,7 @@ from typing import Final
 
 from tokenizers import Tokenizer, normalizers
 
-from libs.catalog.checkpoint.files import Config, once, read_file, shortened
+from libs.catalog.checkpoint.files import CheckpointConfig, once, read_file, shortened
 from libs.errors import ModelBroken, ShoalError
 from libs.models.text.tokenising.bounds import refuse_bombs
 from libs.models.text.tokenising.settings import apply_settings, missing_tokens
@@ -47,7 +47,7 @@ def load_tokenizer(directory: Path, *, lowercase: bool) -> Tokenizer:
     missing = missing_tokens(
         directory, frozenset(str(each.get("content")) for each in added if isinstance(each, dict))
     )
-    refuse_bombs(Config(FILE, {**parsed, "added_tokens": [*added, *missing]}))
+    refuse_bombs(CheckpointConfig(FILE, {**parsed, "added_tokens": [*added, *missing]}))
     with failing(_broken):
         try:
             tokenizer: Tokenizer = Tokenizer.from_buffer(data)

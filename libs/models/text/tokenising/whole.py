@@ -272,7 +272,7 @@ def _run(mask: NDArray[np.bool_]) -> int:
     return len(mask) if mask.all() else int(mask.argmin())
 
 
-class Places:
+class TokenPlaces:
     """The places of a text's tokens, of one part after the other.
 
     Args:

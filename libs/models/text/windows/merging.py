@@ -25,14 +25,14 @@ from shoal.extractions import (
 
 from libs.models.interface.work import CancelCheck, Span
 
-_NOBODY: Final = -1
+_NO_WINDOW: Final = -1
 _CHECK_EVERY: Final = 256
 """Results that are merged between two checks for cancellation."""
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class MergeRules:
     """Describe how a work's results are merged.
 
     Attributes:
@@ -64,7 +64,7 @@ def merged(
     text: str,
     spans: Sequence[Span],
     found: Sequence[Extraction],
-    rules: Rules,
+    rules: MergeRules,
     check_cancelled: CancelCheck,
 ) -> Extraction:
     """Return the result of a text from those of its windows, in order."""
@@ -125,7 +125,7 @@ class _Windows:
 
 
 def _entities(
-    windows: _Windows, found: Sequence[Extraction], rules: Rules, check_cancelled: CancelCheck
+    windows: _Windows, found: Sequence[Extraction], rules: MergeRules, check_cancelled: CancelCheck
 ) -> tuple[Entity, ...]:
     """Merge entities. Those that only one window can see are all kept.
 
@@ -143,11 +143,11 @@ def _entities(
                 groups.setdefault("" if rules.flat else entity.label, []).append(placed)
             else:
                 kept.append(placed)
-    owners = np.full(len(windows.text), _NOBODY, np.int32)
+    owners = np.full(len(windows.text), _NO_WINDOW, np.int32)
     for group in groups.values():
         chosen = list(_compatible(group, owners, check_cancelled))
         for placed in chosen:
-            owners[placed.entity.start : placed.entity.end] = _NOBODY
+            owners[placed.entity.start : placed.entity.end] = _NO_WINDOW
         kept += chosen
     ordered = sorted(kept, key=lambda one: (one.entity.start, one.window))
     return tuple(one.entity for one in ordered)
@@ -164,14 +164,14 @@ def _checked(results: Sequence[_Result], check_cancelled: CancelCheck) -> Iterat
 def _compatible(
     group: Iterable[_Placed], owners: NDArray[np.int32], check_cancelled: CancelCheck
 ) -> Iterator[_Placed]:
-    """Yield the entities that overlap none of another window.
+    """Yield the entities that overlap no earlier entity of another window, best first.
 
     Args:
-        owners: The window that has an entity at each character, none at first; changed here.
+        owners: The window of the entity at each character, `_NO_WINDOW` at first; changed here.
     """
     for one in _checked(sorted(group, key=_rank), check_cancelled):
         place = owners[one.entity.start : one.entity.end]
-        if ((place != _NOBODY) & (place != one.window)).any():
+        if ((place != _NO_WINDOW) & (place != one.window)).any():
             continue
         place[:] = one.window
         yield one
@@ -204,7 +204,7 @@ def _labels(
 
 
 def _classifications(
-    found: Sequence[Extraction], weights: Sequence[int], rules: Rules
+    found: Sequence[Extraction], weights: Sequence[int], rules: MergeRules
 ) -> tuple[Classification, ...]:
     exclusive = rules.exclusive_questions or {}
     return tuple(

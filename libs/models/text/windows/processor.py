@@ -404,16 +404,16 @@ def _reaching(found: Extraction, work: Work) -> Extraction:
     return found
 
 
-def _rules(work: Work, card: Card) -> merging.Rules:
+def _rules(work: Work, card: Card) -> merging.MergeRules:
     match work:
         case EntitiesWork():
-            return merging.Rules(flat=work.flat)
+            return merging.MergeRules(flat=work.flat)
         case ClassifyWork():
-            return merging.Rules(exclusive=_is_exclusive(work, card))
+            return merging.MergeRules(exclusive=_is_exclusive(work, card))
         case StructureWork():
             questions = {one.name: not one.multi_label for one in work.schema.classifications}
-            return merging.Rules(flat=False, exclusive_questions=questions)
-    return merging.Rules()
+            return merging.MergeRules(flat=False, exclusive_questions=questions)
+    return merging.MergeRules()
 
 
 def _is_exclusive(work: ClassifyWork, card: Card) -> bool:

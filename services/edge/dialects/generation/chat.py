@@ -14,7 +14,7 @@ from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.generation.choices import (
     MAX_TOP_LOGPROBS,
-    Choices,
+    AnswerChoices,
     count_of_answers,
     list_stops,
     sampling_fields,
@@ -36,7 +36,7 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
-    Stream,
+    StreamedCall,
     encode_json,
     invalid,
 )
@@ -87,7 +87,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     function_call: Any = None
 
 
-class StreamOptions(msgspec.Struct, kw_only=True):
+class ChatStreamOptions(msgspec.Struct, kw_only=True):
     """`include_usage` adds a last event with the token counts."""
 
     include_usage: bool | None = None
@@ -116,7 +116,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ChatStreamOptions | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     temperature: float | None = None
@@ -232,7 +232,7 @@ class ChatAnswer(msgspec.Struct, kw_only=True):
     usage: ChatUsage
 
 
-def chat(received: Received) -> MeshCall | Stream:
+def chat(received: Received) -> MeshCall | StreamedCall:
     """`POST /v1/chat/completions`. Raises HttpError."""
     request = read(ChatRequest, received)
     _refuse_unsupported(request)
@@ -249,7 +249,7 @@ def chat(received: Received) -> MeshCall | Stream:
     if request.stream:
         usage = bool(request.stream_options and request.stream_options.include_usage)
         events = _Events(head, asked.choices.count, with_usage=usage)
-        return Stream(
+        return StreamedCall(
             EXTRACT_STREAM, message, events.render, is_last, error_event, EVENTS, asked.fields()
         )
     return MeshCall(
@@ -353,7 +353,7 @@ def _asked(request: ChatRequest, received: Received) -> GenerationRequest:
         for place, message in enumerate(request.messages)
         if message.tool_calls
     }
-    choices = Choices(
+    choices = AnswerChoices(
         sampling_fields(request),
         seed=request.seed,
         stop=list_stops(request.stop),

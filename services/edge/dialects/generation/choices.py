@@ -31,7 +31,7 @@ SAMPLING: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class AnswerChoices:
     """The choice of answers.
 
     Attributes:

@@ -12,9 +12,9 @@ from typing import Any, Final
 import orjson
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.generation.choices import Choices
+from services.edge.dialects.generation.choices import AnswerChoices
 from services.edge.messages.base import Fields, HttpError, encode_json, invalid
-from services.edge.messages.names import Target
+from services.edge.messages.names import AliasTarget
 from services.edge.messages.reading import image_part, plain_text_item, read_count
 
 MAX_TOKENS: Final = 4096
@@ -105,12 +105,12 @@ class GenerationRequest:
         schema: A JSON Schema, and the field that sets it.
     """
 
-    target_model: Target
+    target_model: AliasTarget
     conversation: Conversation
     max_tokens: tuple[int | None, str]
     schema: tuple[dict[str, Any] | None, str] = (None, "")
     template_values: dict[str, Any] | None = None
-    choices: Choices = field(default_factory=Choices)
+    choices: AnswerChoices = field(default_factory=AnswerChoices)
     tools: Tools = Tools()
 
     def request(self) -> pb.ExtractRequest:

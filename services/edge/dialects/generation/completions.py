@@ -13,14 +13,14 @@ from shoal.v1 import inference_pb2 as pb
 from services.edge.dialects.generation.chat import (
     DONE,
     EVENTS,
+    ChatStreamOptions,
     ChatUsage,
-    StreamOptions,
     encode_event,
     error_event,
     usage_fields,
 )
 from services.edge.dialects.generation.choices import (
-    Choices,
+    AnswerChoices,
     count_of_answers,
     list_stops,
     sampling_fields,
@@ -33,7 +33,7 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
-    Stream,
+    StreamedCall,
     encode_json,
     invalid,
     single_field,
@@ -55,7 +55,7 @@ class CompletionRequest(msgspec.Struct, kw_only=True):
     prompt: str | list[Any]
     max_tokens: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ChatStreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -107,7 +107,7 @@ class CompletionAnswer(msgspec.Struct, kw_only=True):
     usage: ChatUsage
 
 
-def complete(received: Received) -> MeshCall | Stream:
+def complete(received: Received) -> MeshCall | StreamedCall:
     """`POST /v1/completions`. Raises HttpError."""
     request = read(CompletionRequest, received)
     for name in ("echo", "suffix", "logit_bias"):
@@ -123,7 +123,7 @@ def complete(received: Received) -> MeshCall | Stream:
         raise invalid(
             f"logprobs is {request.logprobs}; it must be within 0 and {MAX_LOGPROBS}", "logprobs"
         )
-    choices = Choices(
+    choices = AnswerChoices(
         sampling_fields(request),
         {"top_logprobs": "logprobs"},
         seed=request.seed,
@@ -157,7 +157,9 @@ def complete(received: Received) -> MeshCall | Stream:
     if request.stream:
         usage = bool(request.stream_options and request.stream_options.include_usage)
         events = _Events(head, len(items), choices.count, with_usage=usage)
-        return Stream(EXTRACT_STREAM, message, events.render, is_last, error_event, EVENTS, fields)
+        return StreamedCall(
+            EXTRACT_STREAM, message, events.render, is_last, error_event, EVENTS, fields
+        )
     return MeshCall(
         EXTRACT, message, lambda reply: _to_answer(head, reply, choices.count), fields=fields
     )
@@ -197,7 +199,7 @@ def _logprobs(result: pb.Extraction) -> dict[str, Any] | None:
 
 
 def _to_answer(head: dict[str, Any], reply: pb.ExtractResponse, count: int) -> Answer:
-    """`count`: The answers of each prompt."""
+    """Return the answer. `count`: The answers of each prompt."""
     choices = [
         {
             "index": index,

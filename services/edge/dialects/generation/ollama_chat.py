@@ -14,7 +14,7 @@ import orjson
 from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.generation.choices import Choices, list_stops
+from services.edge.dialects.generation.choices import AnswerChoices, list_stops
 from services.edge.dialects.generation.common import (
     Conversation,
     GenerationRequest,
@@ -33,7 +33,7 @@ from services.edge.messages.base import (
     MeshCall,
     Received,
     Route,
-    Stream,
+    StreamedCall,
     invalid,
 )
 from services.edge.messages.limits import MESSAGES, PARTS
@@ -144,7 +144,7 @@ Write = Callable[[str], dict[str, Any]]
 """Returns the fields that hold a piece of the text."""
 
 
-def chat(received: Received) -> MeshCall | Stream:
+def chat(received: Received) -> MeshCall | StreamedCall:
     """`POST /api/chat`. Raises HttpError."""
     request = read(OllamaChatRequest, received)
     if not request.messages:
@@ -177,7 +177,7 @@ def chat(received: Received) -> MeshCall | Stream:
     return _make_call(received, request, conversation, _as_message)
 
 
-def generate(received: Received) -> MeshCall | Stream:
+def generate(received: Received) -> MeshCall | StreamedCall:
     """`POST /api/generate`. Raises HttpError."""
     request = read(OllamaGenerateRequest, received)
     for field in ("suffix", "template", "raw", "context"):
@@ -220,7 +220,7 @@ def _make_call(
     request: OllamaChatRequest | OllamaGenerateRequest,
     conversation: Conversation | None,
     write: Write,
-) -> MeshCall | Stream:
+) -> MeshCall | StreamedCall:
     named = model_named(received, request.model)
     head = {"model": request.model, "created_at": LONG_AGO}
     if conversation is None:
@@ -248,7 +248,7 @@ def _make_call(
             lambda reply: Answer(lines.whole(reply)),
             fields=asked.fields(),
         )
-    return Stream(
+    return StreamedCall(
         EXTRACT_STREAM, asked.request(), lines.render, is_last, _error_line, LINES, asked.fields()
     )
 
@@ -280,10 +280,10 @@ def _refuse_unsupported(think: bool | str | None, options: OllamaOptions) -> Non
             raise invalid(f"{field} {why}", field)
 
 
-def _choices(options: OllamaOptions) -> Choices:
+def _choices(options: OllamaOptions) -> AnswerChoices:
     sampling = {_NAMES.get(name, name): getattr(options, name) for name in _SAMPLED}
     names = {f"sampling.{_NAMES.get(name, name)}": f"options.{name}" for name in _SAMPLED}
-    return Choices(
+    return AnswerChoices(
         sampling,
         {**names, "stop": "options.stop"},
         seed=options.seed,

@@ -12,7 +12,7 @@ from typing import Final
 from shoal.v1 import models_pb2
 
 from libs.documents import limits
-from libs.image_size import Size
+from libs.image_size import PixelSize
 
 UNKNOWN_TOKENS: Final = 256
 """Price of an image for a model that no worker has read yet: CLIP makes 50 to 577 tokens of one, a
@@ -31,7 +31,7 @@ _PAGE_SQUARE_INCHES: Final = 97
 _MAX_MAPS: Final = 16
 
 
-def decoding_tokens(size: Size | None, most_pixels: int) -> int:
+def decoding_tokens(size: PixelSize | None, most_pixels: int) -> int:
     """Price the decoding of an image. `most_pixels`: for an image without a known size."""
     pixels = most_pixels if size is None else size.height * size.width
     return pixels // PIXELS_PER_TOKEN
@@ -46,23 +46,23 @@ def page_tokens(dots_per_inch: int, images: models_pb2.ImageInput | None) -> int
     return image_tokens(None, images) + pixels // PIXELS_PER_TOKEN
 
 
-def image_tokens(size: Size | None, images: models_pb2.ImageInput | None) -> int:
+def image_tokens(size: PixelSize | None, images: models_pb2.ImageInput | None) -> int:
     """Return the tokens that a model makes of an image. `images`: from its card."""
     if images is None or not images.patch or not images.max_tokens:
         return UNKNOWN_TOKENS
     if images.height and images.width:
-        size = Size(images.height, images.width)
+        size = PixelSize(images.height, images.width)
     elif size is None:
         return images.max_tokens
     elif images.short_side:
         scale = images.short_side / min(size)
         if images.long_side:
             scale = min(scale, images.long_side / max(size))
-        size = Size(int(size.height * scale), int(size.width * scale))
+        size = PixelSize(int(size.height * scale), int(size.width * scale))
     else:
         # Models that keep an image's size round it up to whole patches, so that thin images have a
         # price too.
-        size = Size(_round_up(size.height, images.patch), _round_up(size.width, images.patch))
+        size = PixelSize(_round_up(size.height, images.patch), _round_up(size.width, images.patch))
     patches = (size.height // images.patch) * (size.width // images.patch)
     if images.maps:
         patches = sum(

@@ -32,7 +32,7 @@ _FLOATS: Final = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
 
 
 def check_pull(request: worker_pb2.PullRequest) -> None:
-    """Raises InvalidInput."""
+    """Check a worker's Pull. Raises InvalidInput."""
     _check_name(request.worker_id, "worker_id")
     _check_pool(request.pool, "pool")
     _check_optional(request.epoch, "epoch")
@@ -65,13 +65,13 @@ def check_complete(request: worker_pb2.CompleteRequest) -> None:
 
 
 def check_connect(request: worker_pb2.ConnectRequest) -> None:
-    """Raises InvalidInput."""
+    """Check a worker's Connect. Raises InvalidInput."""
     _check_name(request.worker_id, "worker_id")
     _check_name(request.epoch, "epoch")
 
 
 def check_deltas(request: worker_pb2.DeltasRequest) -> None:
-    """Raises InvalidInput."""
+    """Check the deltas that a worker streams. Raises InvalidInput."""
     _check_name(request.worker_id, "worker_id")
     limits.MANY.check(len(request.deltas), "deltas")
     for index, part in enumerate(request.deltas):

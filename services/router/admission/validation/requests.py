@@ -60,7 +60,7 @@ class _Enum(Protocol):
 
 
 def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
-    """Raises InvalidInput or TaskNotSupported."""
+    """Check an Encode request and return its sizes. Raises InvalidInput or TaskNotSupported."""
     _check_names(request.model, request.adapter)
     _check_enum(request.role, pb.Role, "role")
     _check_enum(request.data_type, tensor_pb2.DataType, "data_type")
@@ -97,7 +97,7 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
             chunks=[item.chunks for item in divided],
             budgets=[item.budget for item in divided],
         )
-    return _readable(sizes, "items")
+    return _check_readable(sizes, "items")
 
 
 def _check_embedding_id(expected: str) -> None:
@@ -118,7 +118,7 @@ def _refuse_image_chunks(card: Card | None) -> None:
 
 
 def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
-    """Raises InvalidInput or TaskNotSupported."""
+    """Check a Score request and return its sizes. Raises InvalidInput or TaskNotSupported."""
     _check_names(request.model, request.adapter)
     _check_enum(request.scale, pb.ScoreScale, "scale")
     check_common(request.truncation, request.priority)
@@ -147,11 +147,11 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
         if reads_pairs
         else replace(sizes, per_job_bytes=query)
     )
-    return _readable(windows.divided(request, sizes, card, "documents"), "documents")
+    return _check_readable(windows.divided(request, sizes, card, "documents"), "documents")
 
 
 def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
-    """Raises InvalidInput or TaskNotSupported."""
+    """Check an Extract request and return its sizes. Raises InvalidInput or TaskNotSupported."""
     _check_names(request.model, request.adapter)
     check_common(request.truncation, request.priority)
     task = request.WhichOneof("task")
@@ -189,10 +189,10 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     )
     shared = files.read("items", items.images.values())
     if task == "text" and request.text.text_layer == pb.TextTask.TEXT_LAYER_ONLY:
-        items.images.update({index: _layers_alone(own) for index, own in items.images.items()})
+        items.images.update({index: _price_text_layers(own) for index, own in items.images.items()})
     repeated = labels or (card.labels if card is not None and task == "classify" else ())
     if task not in ("text", "regions"):  # any number of regions may have the same label
-        _check_answered(
+        _check_repeated_names(
             len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task
         )
     sizes = _with_labels(items.sizes, task, labels, request.classify.hypothesis, card)
@@ -207,7 +207,7 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
         )
     sizes = replace(sizes, images=items.images, per_job_images=shared)
     sizes = replace(sizes, generated=_check_generated(request, card, items))
-    return _readable(windows.divided(request, sizes, card, "items"), "items")
+    return _check_readable(windows.divided(request, sizes, card, "items"), "items")
 
 
 def _check_structure(request: pb.ExtractRequest, card: Card | None) -> Sizes:
@@ -218,9 +218,9 @@ def _check_structure(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     files = _check_files(request.files)
     items = _check_items(request.items, "items", card, files)
     shared = files.read("items", items.images.values())
-    _check_answered(len(items.sizes), answered, "structure")
+    _check_repeated_names(len(items.sizes), answered, "structure")
     sizes = Sizes(items.sizes, per_sequence_bytes=size, images=items.images, per_job_images=shared)
-    return _readable(windows.divided(request, sizes, card, "items"), "items")
+    return _check_readable(windows.divided(request, sizes, card, "items"), "items")
 
 
 def _check_generated(request: pb.ExtractRequest, card: Card | None, items: _Items) -> Sequence[int]:
@@ -236,7 +236,7 @@ def _check_generated(request: pb.ExtractRequest, card: Card | None, items: _Item
     return ()
 
 
-def _check_answered(items: int, names: int, task: str) -> None:
+def _check_repeated_names(items: int, names: int, task: str) -> None:
     """Raise InvalidInput if the labels that an answer repeats for each item would be too large."""
     most = limits.ANSWERED.most
     if items * names > most:
@@ -277,7 +277,7 @@ def _with_labels(
     )
 
 
-def _readable(sizes: Sizes, field: str) -> Sizes:
+def _check_readable(sizes: Sizes, field: str) -> Sizes:
     """Return the sizes. Raises InvalidInput if a worker would have to read too much."""
     per_job_bytes = sizes.per_job_bytes + sizes.per_job_images.bytes
     total, count, most = sum(sizes.read) + per_job_bytes, len(sizes.items), limits.READ.most
@@ -354,7 +354,7 @@ def _check_items(
     items: Sequence[pb.Item],
     field: str,
     card: Card | None,
-    files: Files,
+    files: RequestFiles,
     *,
     given: bool = False,
     seeded: bool = False,
@@ -418,7 +418,7 @@ def _check_item(
     item: pb.Item,
     path: str,
     card: Card | None,
-    files: Files,
+    files: RequestFiles,
     *,
     given: bool = False,
     seeded: bool = False,
@@ -461,7 +461,7 @@ def _check_parts(
     parts: Sequence[pb.Part],
     path: str,
     card: Card | None,
-    files: Files,
+    files: RequestFiles,
     *,
     divided: bool = False,
 ) -> tuple[int, ImageSizes]:
@@ -528,7 +528,7 @@ def _check_image(image: pb.Image, path: str, card: Card | None) -> ImageSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class RequestFiles:
     """Files that the items of a request share, and the indices that items have named so far."""
 
     files: Sequence[bytes]
@@ -546,12 +546,12 @@ class Files:
         return ImageSizes(sum(map(len, self.files)), 0) if self.files else NO_IMAGES
 
 
-def _check_files(files: Sequence[bytes]) -> Files:
+def _check_files(files: Sequence[bytes]) -> RequestFiles:
     limits.FILES.check(len(files), "files")
     for index, data in enumerate(files):
         limits.FILE.check(len(data), f"files[{index}]")
         _check_format(data, f"files[{index}]")
-    return Files(files, set())
+    return RequestFiles(files, set())
 
 
 def _check_format(data: bytes, path: str) -> None:
@@ -561,7 +561,7 @@ def _check_format(data: bytes, path: str) -> None:
 
 
 def _check_document(
-    document: pb.Document, path: str, card: Card | None, files: Files, divided: bool
+    document: pb.Document, path: str, card: Card | None, files: RequestFiles, divided: bool
 ) -> ImageSizes:
     """Price the requested pages, each as the largest image that the model takes: routers have no
     parser that knows their number and size.
@@ -627,7 +627,7 @@ def _gives_text_layers(request: pb.ExtractRequest, card: Card) -> bool:
     )
 
 
-def _layers_alone(item: ImageSizes) -> ImageSizes:
+def _price_text_layers(item: ImageSizes) -> ImageSizes:
     """Price an item without its pages being read by a model."""
     return ImageSizes(item.bytes, item.pages * TEXT_LAYER_TOKENS, item.pages)
 

@@ -17,7 +17,7 @@ from services.router.admission.validation.sizes import Sizes
 
 
 def check_tokenize(request: pb.TokenizeRequest, card: Card | None) -> Sizes:
-    """Raises InvalidInput or TaskNotSupported."""
+    """Check a Tokenize request and return its sizes. Raises InvalidInput or TaskNotSupported."""
     _check_shared(request, card)
     _check_count(len(request.texts), "texts")
     sizes = [len(text) if text.isascii() else len(text.encode()) for text in request.texts]
@@ -27,7 +27,7 @@ def check_tokenize(request: pb.TokenizeRequest, card: Card | None) -> Sizes:
 
 
 def check_detokenize(request: pb.DetokenizeRequest, card: Card | None) -> Sizes:
-    """Raises InvalidInput or TaskNotSupported."""
+    """Check a Detokenize request and return its sizes. Raises InvalidInput or TaskNotSupported."""
     _check_shared(request, card)
     _check_count(len(request.sequences), "sequences")
     limits.IDS.check(sum(len(one.ids) for one in request.sequences), "sequences")

@@ -11,7 +11,7 @@ between two layers. That caller then waits for one layer instead of the whole ba
 An asynchronous device (CUDA) would be idle from the end of one batch until the thread has read its
 answers and launched the next one. There the thread launches the next batch shortly before the last
 one is expected to end, and collects the last one's answers afterwards (`_run_ahead`;
-docs/decisions/0052-two-batches-in-flight.md). At most two batches are on the device.
+docs/decisions/0003-one-device-thread.md). At most two batches are on the device.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ from services.worker.memory.resident import Resident
 from services.worker.scheduling.batcher import (
     MIN_CHARGE_SECONDS,
     Batch,
+    BatchGroup,
+    BatchLimits,
     Caller,
     Flow,
-    Group,
-    Limits,
     Waiting,
     WaitingRoom,
 )
@@ -105,7 +105,7 @@ class Outcomes(Protocol):
     """Receives the outcome of each job from the device thread. Its methods must not block."""
 
     def finished(self, jobs: list[HeldJob], *, is_idle: bool) -> None:
-        """`is_idle`: the device thread has no further batch to run."""
+        """Receive finished jobs. `is_idle`: the device thread has no further batch to run."""
 
     def failed(self, job: HeldJob, error: ShoalError) -> None: ...
 
@@ -147,7 +147,7 @@ class KeepsSequences(Protocol):
         """
 
 
-class Runner:
+class DeviceRunner:
     """Runs batches on the device thread. Add prepared jobs from any thread.
 
     `outcomes` is called exactly once for each job that is still wanted.
@@ -165,7 +165,7 @@ class Runner:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: BatchLimits,
         outcomes: Outcomes,
         *,
         clock: Callable[[], float],
@@ -309,7 +309,7 @@ class Runner:
         self._jobs[held.number] = held
         self._meters[held.resident.name] = held.resident.meter
         for head, indices in prepared.groups().items():
-            group = Group(held.resident.name, head)
+            group = BatchGroup(held.resident.name, head)
             answer = longest_answer(prepared) if group.is_continuous else 0
             waiting = [
                 Waiting(held.number, index, prepared.sequences[index].tokens, now, answer)
@@ -577,7 +577,7 @@ class Runner:
     def _min_seconds(self, batch: Batch) -> float:
         return self._jobs[batch.chosen[0].job].resident.meter.min_seconds(batch.tokens)
 
-    def _budget_tokens(self, group: Group) -> int:
+    def _budget_tokens(self, group: BatchGroup) -> int:
         # The duration of a decoding step hardly depends on the number of sequences.
         return (
             self._caps.token_budget(group)

@@ -31,7 +31,7 @@ from libs.telemetry.logs import fields
 from services.worker.jobs import spans
 from services.worker.jobs.answers.delivery import Delivery
 from services.worker.jobs.answers.finisher import Finisher
-from services.worker.jobs.execution.runner import Runner
+from services.worker.jobs.execution.runner import DeviceRunner
 from services.worker.jobs.held import HeldJob, Lease, PreparationKind, Unwanted
 from services.worker.jobs.pulling.preparing import (
     BLOCKED_SECONDS,
@@ -41,7 +41,7 @@ from services.worker.jobs.pulling.preparing import (
     Preparers,
 )
 from services.worker.jobs.pulling.pulls import LaneName, Lead
-from services.worker.jobs.pulling.reading import estimated_tokens, reading_of
+from services.worker.jobs.pulling.reading import estimate_input_sizes, estimated_tokens
 from services.worker.memory.residency import Residency
 from services.worker.memory.resident import Resident
 from services.worker.mesh import codec, job_codec
@@ -52,7 +52,7 @@ from services.worker.scheduling.meter import whole_texts
 log = logging.getLogger(__name__)
 
 
-class Intake:
+class JobIntake:
     """Reads and prepares pulled batches.
 
     `lead` measures how long before the device is free a pull must be sent.
@@ -66,7 +66,7 @@ class Intake:
         link: Link,
         residency: Residency,
         delivery: Delivery,
-        runner: Runner,
+        runner: DeviceRunner,
         finisher: Finisher,
         *,
         preparers: Mapping[PreparationKind, Preparers],
@@ -154,7 +154,7 @@ class Intake:
             held = HeldJob(
                 next(self._numbers), job, lease, resident, received_at=now, queue_seconds=queued
             )
-            reading = reading_of(
+            reading = estimate_input_sizes(
                 job, len(payload), has_images=resident.model.card.images is not None
             )
             held.read_bytes, held.pages, held.kind = reading.bytes, reading.pages, reading.kind
@@ -206,7 +206,7 @@ class Intake:
             work = job_codec.to_work(
                 held.job, scope=None if held.lease.lane.adapter else held.job.tenant
             )
-            files = job_codec.files_of(held.job)
+            files = job_codec.document_files(held.job)
             if isinstance(work, EncodeWork):
                 held.embedding_id = held.resident.embedding_id(
                     work, held.job.encode.expect_embedding_id

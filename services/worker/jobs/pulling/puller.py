@@ -19,8 +19,8 @@ from shoal.v1 import worker_pb2
 from libs.errors import ShoalError
 from libs.telemetry.logs import fields
 from libs.versions import WIRE_VERSION
-from services.worker.jobs.execution.runner import Runner
-from services.worker.jobs.pulling.intake import Intake
+from services.worker.jobs.execution.runner import DeviceRunner
+from services.worker.jobs.pulling.intake import JobIntake
 from services.worker.jobs.pulling.pulls import LaneName, LaneState, Pull, Situation, plan_pulls
 from services.worker.memory.residency import Residency
 from services.worker.mesh.link import Backoff, Link
@@ -55,8 +55,8 @@ class Puller:
         self,
         link: Link,
         residency: Residency,
-        runner: Runner,
-        intake: Intake,
+        runner: DeviceRunner,
+        intake: JobIntake,
         *,
         pull_wait_seconds: float,
         wake: asyncio.Event,

@@ -130,7 +130,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PullPlan:
     """Pulls to start now."""
 
     pulls: tuple[Pull, ...] = ()
@@ -154,7 +154,7 @@ class Lead:
             self.seconds += 0.1 * (min(max(1.25 * seconds, least), most) - self.seconds)
 
 
-def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
+def plan_pulls(situation: Situation, budget_tokens: int) -> PullPlan:
     """Decide which pulls to start. `budget_tokens` is the size of the largest batch.
 
     A pull asks for half a batch, or for a whole one where batches are quick.
@@ -170,7 +170,7 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
     s = situation
     beyond = sum(state.waiting_tokens - state.counted(budget_tokens) for state in s.lanes.values())
     if s.waiting_tokens - beyond >= MAX_BATCHES * budget_tokens:
-        return Plan()
+        return PullPlan()
     is_late = s.busy_seconds <= s.lead_seconds
     replan_seconds = None if is_late or not s.waiting_tokens else s.busy_seconds - s.lead_seconds
     common = tuple(pull for pull in s.in_flight if not pull.except_tenants)
@@ -197,7 +197,7 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
         empty = frozenset(name for name, state in s.lanes.items() if not state.waiting_tokens)
         first_pulls.append(Pull(empty, True, max(1, budget_tokens // 2)))
     first_pulls = first_pulls[: MAX_PULLS - len(s.in_flight)]
-    return Plan(
+    return PullPlan(
         (
             *first_pulls,
             *further_pulls[

@@ -37,7 +37,7 @@ cannot yield, and may wait for memory.
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class InputSizes:
     """The input sizes of a job's preparation."""
 
     bytes: int
@@ -50,7 +50,9 @@ class Reading:
     """`documents` for a job with any, else `images` for one with large images."""
 
 
-def reading_of(job: worker_pb2.Job, payload_bytes: int, *, has_images: bool) -> Reading:
+def estimate_input_sizes(
+    job: worker_pb2.Job, payload_bytes: int, *, has_images: bool
+) -> InputSizes:
     """Estimate a job's preparation. Files count only if the job's model reads images
     (`has_images`), or if their text is divided into chunks.
     """
@@ -58,7 +60,7 @@ def reading_of(job: worker_pb2.Job, payload_bytes: int, *, has_images: bool) -> 
     if job.WhichOneof("operation") == "encode" and job.encode.HasField("chunking"):
         return _reading_of_texts(job.encode, read)
     if not has_images:
-        return Reading(read)
+        return InputSizes(read)
     pages = pixels = largest = 0
     for part in _files(job):
         if isinstance(part, inference_pb2.Document):
@@ -70,12 +72,12 @@ def reading_of(job: worker_pb2.Job, payload_bytes: int, *, has_images: bool) -> 
         area = UNKNOWN_PIXELS if size is None else size.height * size.width
         pixels, largest = pixels + area, max(largest, area)
     read += pixels // PIXELS_A_BYTE + pages * PAGE_BYTES
-    return Reading(
+    return InputSizes(
         read, pages, "documents" if pages else "images" if largest > SLOW_PIXELS else "quick"
     )
 
 
-def _reading_of_texts(request: inference_pb2.EncodeRequest, read: int) -> Reading:
+def _reading_of_texts(request: inference_pb2.EncodeRequest, read: int) -> InputSizes:
     """Estimate the preparation of texts in chunks. Of documents their estimated text counts, not
     their files.
 
@@ -90,7 +92,7 @@ def _reading_of_texts(request: inference_pb2.EncodeRequest, read: int) -> Readin
                 asked = part.document
                 pages += _pages(asked, limits.CHUNKED_PAGES)
                 read += _text_bytes(asked, request.files) - len(asked.data)
-    return Reading(max(0, read), pages, "documents" if pages else "quick")
+    return InputSizes(max(0, read), pages, "documents" if pages else "quick")
 
 
 def _text_bytes(document: inference_pb2.Document, files: Sequence[bytes]) -> int:

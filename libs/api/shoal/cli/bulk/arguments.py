@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from shoal.bulk.spec import DEFAULT_CHUNK_ROWS, MAX_CHUNK_ROWS, Limits, Recipe, Verb
+from shoal.bulk.spec import DEFAULT_CHUNK_ROWS, MAX_CHUNK_ROWS, BulkLimits, BulkRecipe, Verb
 from shoal.cli.options import FILES
 from shoal.options import AdapterOption, PoolOption, TruncationOption
 
@@ -136,7 +136,7 @@ class OptionalFiles(JobFiles):
 
 
 @dataclass(frozen=True, slots=True)
-class JobLimits:
+class JobLimitOptions:
     """The limits of a job. Those that are not given stay as they are."""
 
     in_flight: InFlight = None
@@ -145,10 +145,10 @@ class JobLimits:
     patience: Patience = None
     price: Prices = None
 
-    def limits(self, before: Limits | None = None) -> Limits:
+    def limits(self, before: BulkLimits | None = None) -> BulkLimits:
         """Return the limits of the options. Raises BadParameter."""
-        old = before or Limits()
-        return Limits(
+        old = before or BulkLimits()
+        return BulkLimits(
             old.in_flight if self.in_flight is None else self.in_flight,
             old.failed_share if self.max_failed is None else self.max_failed,
             _deadline(self.deadline) if self.deadline else old.deadline,
@@ -184,10 +184,10 @@ def recipe(
     verb: Verb,
     options: dict[str, Any],
     **others: Any,
-) -> Recipe:
+) -> BulkRecipe:
     """Return the recipe of the options of a command; options with empty values are left out."""
     given = {**asdict(serving), **options}
-    return Recipe(
+    return BulkRecipe(
         verb,
         model,
         {name: value for name, value in given.items() if value or value is False},

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from shoal.bulk.engine import request
 from shoal.bulk.export import contents, export, failures
-from shoal.cli.bulk.arguments import JobLimits, Output
+from shoal.cli.bulk.arguments import JobLimitOptions, Output
 from shoal.cli.bulk.listing import find_jobs, print_jobs
 from shoal.cli.bulk.making import runs, submits
 from shoal.cli.bulk.running import (
@@ -33,7 +33,7 @@ from shoal.cli.bulk.submitted import (
 )
 from shoal.cli.console import counted, emit, note, show, table
 from shoal.cli.failures import InputError
-from shoal.cli.options import Connection, Json, grouped
+from shoal.cli.options import ConnectionOptions, Json, grouped
 
 _WATCH_SECONDS = 1.0
 _MAX_FAILED_SHOWN = 20
@@ -61,8 +61,8 @@ job.add_typer(submits, name="submit")
 def resume(
     output: Output,
     *,
-    limits: JobLimits,
-    connection: Connection,
+    limits: JobLimitOptions,
+    connection: ConnectionOptions,
     edge: EdgeAccess,
     as_json: Json = False,
 ) -> None:
@@ -81,8 +81,8 @@ def resume(
 def retry(
     output: Output,
     *,
-    limits: JobLimits,
-    connection: Connection,
+    limits: JobLimitOptions,
+    connection: ConnectionOptions,
     edge: EdgeAccess,
     as_json: Json = False,
 ) -> None:

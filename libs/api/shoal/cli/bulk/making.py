@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from shoal.bulk.places import place
-from shoal.bulk.spec import Recipe
-from shoal.cli.bulk.arguments import JobFiles, JobLimits, JobServing, recipe
+from shoal.bulk.spec import BulkRecipe
+from shoal.cli.bulk.arguments import JobFiles, JobLimitOptions, JobServing, recipe
 from shoal.cli.bulk.running import continued, print_state, reported, run
 from shoal.cli.bulk.submitted import EdgeAccess, submit
 from shoal.cli.console import note
@@ -37,7 +37,7 @@ from shoal.cli.inference.arguments import (
     Threshold,
 )
 from shoal.cli.model_names import ModelId
-from shoal.cli.options import Connection, Json, grouped, set_parameters
+from shoal.cli.options import ConnectionOptions, Json, grouped, set_parameters
 
 runs = typer.Typer(
     no_args_is_help=True,
@@ -58,10 +58,10 @@ def _verb(build: Build) -> Build:
     options of `build`, between those that all commands have.
     """
     own = list(inspect.signature(build, eval_str=True).parameters.values())
-    for group, connection in ((runs, Connection), (submits, EdgeAccess)):
+    for group, connection in ((runs, ConnectionOptions), (submits, EdgeAccess)):
         first = [_parameter("model", ModelId), _parameter("files", JobFiles)]
         last = [
-            _parameter("limits", JobLimits),
+            _parameter("limits", JobLimitOptions),
             _parameter("serving", JobServing),
             _parameter("connection", connection),
             _parameter("as_json", Json, False),
@@ -75,9 +75,9 @@ def _command(build: Build, parameters: list[inspect.Parameter]) -> Callable[...,
         *,
         model: str,
         files: JobFiles,
-        limits: JobLimits,
+        limits: JobLimitOptions,
         serving: JobServing,
-        connection: Connection | EdgeAccess,
+        connection: ConnectionOptions | EdgeAccess,
         as_json: bool,
         **values: Any,
     ) -> None:
@@ -237,10 +237,10 @@ def _extract(kind: str, **task: Any) -> dict[str, Any]:
 
 
 def _start(
-    made: Recipe,
+    made: BulkRecipe,
     files: JobFiles,
-    limits: JobLimits,
-    connection: Connection | EdgeAccess,
+    limits: JobLimitOptions,
+    connection: ConnectionOptions | EdgeAccess,
     as_json: bool,
 ) -> None:
     """Create a job, or continue that of the same recipe and input, and run it; or submit it."""

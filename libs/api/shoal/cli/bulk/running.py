@@ -14,17 +14,17 @@ from typing import Any, Final
 import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
-from shoal.bulk.engine import Job, create
+from shoal.bulk.engine import JobRun, create
 from shoal.bulk.failures import JobError
 from shoal.bulk.manifest import CONTROL, MAX_SILENT_SECONDS, Manifest, load
-from shoal.bulk.places import Place, place
-from shoal.bulk.progress import Progress as JobProgress
-from shoal.bulk.spec import Recipe
+from shoal.bulk.places import OutputPlace, place
+from shoal.bulk.progress import JobProgress
+from shoal.bulk.spec import BulkRecipe
 from shoal.calls.retry import RetryPolicy
-from shoal.cli.bulk.arguments import JobLimits
-from shoal.cli.console import Console, counted, emit, facts, note, show
+from shoal.cli.bulk.arguments import JobLimitOptions
+from shoal.cli.console import SafeConsole, counted, emit, facts, note, show
 from shoal.cli.failures import InputError
-from shoal.cli.options import Connection, reachable
+from shoal.cli.options import ConnectionOptions, reachable
 
 INTERRUPTED: Final = 130
 """The exit status after Ctrl-C, as of shells: 128 and the number of the signal."""
@@ -47,7 +47,7 @@ def reported() -> Iterator[None]:
         ) from None
 
 
-def loaded(output: str) -> tuple[Place, Manifest]:
+def loaded(output: str) -> tuple[OutputPlace, Manifest]:
     """Return an output location and its job. Raises JobError."""
     found = place(output)
     manifest = load(found)
@@ -56,7 +56,9 @@ def loaded(output: str) -> tuple[Place, Manifest]:
     return found, manifest
 
 
-def continued(where: Place, source: str, made: Recipe, limits: JobLimits) -> Manifest:
+def continued(
+    where: OutputPlace, source: str, made: BulkRecipe, limits: JobLimitOptions
+) -> Manifest:
     """Return a new job, or the job of this recipe and input that the location has, which keeps the
     limits that are not given. Raises JobError.
     """
@@ -68,9 +70,9 @@ def continued(where: Place, source: str, made: Recipe, limits: JobLimits) -> Man
 
 
 def run(
-    where: Place,
+    where: OutputPlace,
     manifest: Manifest,
-    connection: Connection,
+    connection: ConnectionOptions,
     *,
     retry: bool = False,
     as_json: bool = False,
@@ -92,15 +94,15 @@ def run(
 
 
 async def _run(
-    where: Place,
+    where: OutputPlace,
     manifest: Manifest,
-    connection: Connection,
+    connection: ConnectionOptions,
     retry: bool,
     on_progress: Callable[[JobProgress], None],
 ) -> Manifest:
     client = connection.open_async(retry=RetryPolicy(attempts=ATTEMPTS))
     async with client:
-        job = Job(where, manifest, client, timeout=connection.timeout, on_progress=on_progress)
+        job = JobRun(where, manifest, client, timeout=connection.timeout, on_progress=on_progress)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             with suppress(NotImplementedError):  # Windows
@@ -115,7 +117,7 @@ def _shown(description: str) -> Iterator[Callable[[JobProgress], None]]:
         yield _Lines().update
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=SafeConsole(stderr=True), transient=True) as progress:
         task = progress.add_task(description, total=None, state="")
 
         def update(found: JobProgress) -> None:
@@ -166,12 +168,12 @@ def cost_line(cost: Mapping[str, float], whole: float | None) -> str:
     return text if whole is None else f"{text} of about {whole:,.2f}"
 
 
-def job_state(where: Place, manifest: Manifest) -> str:
+def job_state(where: OutputPlace, manifest: Manifest) -> str:
     """Return the state of a job; `interrupted` if its process ended without recording one."""
     return "interrupted" if manifest.is_interrupted(where) else manifest.state
 
 
-def describe_request(where: Place, manifest: Manifest, consequence: str) -> str:
+def describe_request(where: OutputPlace, manifest: Manifest, consequence: str) -> str:
     """Return the consequence of a request that was left for the process that runs a job.
 
     Object stores do not show whether that process still runs.
@@ -187,7 +189,7 @@ def describe_request(where: Place, manifest: Manifest, consequence: str) -> str:
     )
 
 
-def summary(where: Place, manifest: Manifest) -> dict[str, Any]:
+def summary(where: OutputPlace, manifest: Manifest) -> dict[str, Any]:
     """Return the manifest without its parts, as JSON values."""
     found = manifest.to_json()
     del found["parts"], found["schema"]
@@ -195,7 +197,7 @@ def summary(where: Place, manifest: Manifest) -> dict[str, Any]:
     return {"output": where.uri, **found, "state": job_state(where, manifest)}
 
 
-def print_state(where: Place, manifest: Manifest, *, as_json: bool = False) -> None:
+def print_state(where: OutputPlace, manifest: Manifest, *, as_json: bool = False) -> None:
     """Print the state of a job to stdout."""
     if as_json:
         emit(summary(where, manifest))
@@ -248,7 +250,7 @@ def _progress(manifest: Manifest) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _advice(where: Place, manifest: Manifest, state: str) -> str:
+def _advice(where: OutputPlace, manifest: Manifest, state: str) -> str:
     if state in ("paused", "failed", "expired", "interrupted"):
         return f"shoal job resume {where.uri}"
     if state == "completed" and manifest.failed:

@@ -18,8 +18,8 @@ import typer
 from rich.text import Text
 
 from shoal.bulk.places import absolute
-from shoal.bulk.spec import Recipe
-from shoal.cli.bulk.arguments import JobFiles, JobLimits
+from shoal.bulk.spec import BulkRecipe
+from shoal.cli.bulk.arguments import JobFiles, JobLimitOptions
 from shoal.cli.bulk.running import cost_line, format_time, rows_of_total
 from shoal.cli.console import emit, facts, note, show, table
 from shoal.cli.failures import InputError
@@ -131,7 +131,7 @@ def is_submitted(output: str) -> bool:
 
 
 def submit(
-    made: Recipe, files: JobFiles, limits: JobLimits, edge: EdgeAccess, *, as_json: bool
+    made: BulkRecipe, files: JobFiles, limits: JobLimitOptions, edge: EdgeAccess, *, as_json: bool
 ) -> None:
     """Submit a job and print it. Raises InputError."""
     if limits.price is not None:
@@ -152,7 +152,7 @@ def submit(
     note(f"the job waits for a free slot of the edge: shoal job watch {job['id']}")
 
 
-def act(identity: str, action: str, edge: EdgeAccess, limits: JobLimits | None = None) -> Any:
+def act(identity: str, action: str, edge: EdgeAccess, limits: JobLimitOptions | None = None) -> Any:
     """Ask for a change of a job, and return the job. Raises InputError."""
     body = None if limits is None else {"limits": limits.given()}
     return edge.call("POST", f"/{identity}/{action}", body)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from shoal.cli.console import Console, emit, note, show
+from shoal.cli.console import SafeConsole, emit, note, show
 from shoal.cli.evaluation import report
 from shoal.cli.evaluation.data import read_pairs, read_retrieval
 from shoal.cli.evaluation.running import BATCH_TEXTS, compare_pairs, rerank, retrieve
@@ -74,7 +74,7 @@ def evaluate(
         )
     if without_labels and len(model) * (1 + len(reranker or ())) < 2:
         raise typer.BadParameter("--without-labels compares models: give two")
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     title = data.resolve().stem
     if data.is_dir():
         found = read_retrieval(data, split, with_labels=not without_labels)

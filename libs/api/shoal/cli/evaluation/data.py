@@ -36,7 +36,7 @@ class Retrieval:
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class SimilarityPairs:
     """Pairs of texts with the similarity that people gave them."""
 
     first: Sequence[str]
@@ -65,14 +65,14 @@ def read_retrieval(folder: Path, split: str, *, with_labels: bool) -> Retrieval:
     return _checked(Retrieval(documents, kept, judgements), folder)
 
 
-def read_pairs(path: Path) -> Pairs:
+def read_pairs(path: Path) -> SimilarityPairs:
     """Pairs of a .jsonl, .csv or .tsv file with sentence1, sentence2 and score. Raises BadParameter
     for what cannot be read.
     """
     rows = [_pair(path, number, row) for number, row in enumerate(_rows(path), start=1)]
     if not rows:
         raise typer.BadParameter(f"{path}: has no pairs")
-    return Pairs(*zip(*rows, strict=True))
+    return SimilarityPairs(*zip(*rows, strict=True))
 
 
 def _rows(path: Path) -> Iterator[Sequence[Any]]:

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from shoal.cli.console import size, table
 from shoal.cli.evaluation import metrics
-from shoal.cli.evaluation.data import Pairs, Retrieval
-from shoal.cli.evaluation.running import PairRun, Run
+from shoal.cli.evaluation.data import Retrieval, SimilarityPairs
+from shoal.cli.evaluation.running import EvaluationRun, PairRun
 
 PLOT_FORMATS: Final = (".png", ".svg")
 NDCG, RECALL, SPEARMAN, OVERLAP, RBO = (
@@ -27,7 +27,7 @@ NDCG, RECALL, SPEARMAN, OVERLAP, RBO = (
 Row = Mapping[str, str | float]
 
 
-def retrieval_rows(runs: Sequence[Run], data: Retrieval) -> list[Row]:
+def retrieval_rows(runs: Sequence[EvaluationRun], data: Retrieval) -> list[Row]:
     """Return the means over queries of each run."""
     return [
         {
@@ -52,7 +52,7 @@ def retrieval_rows(runs: Sequence[Run], data: Retrieval) -> list[Row]:
     ]
 
 
-def agreement_rows(runs: Sequence[Run]) -> list[Row]:
+def agreement_rows(runs: Sequence[EvaluationRun]) -> list[Row]:
     """Return how far the rankings of each pair of runs agree; no judgements are needed."""
     return [
         {
@@ -74,7 +74,7 @@ def agreement_rows(runs: Sequence[Run]) -> list[Row]:
     ]
 
 
-def pair_rows(runs: Sequence[PairRun], data: Pairs) -> list[Row]:
+def pair_rows(runs: Sequence[PairRun], data: SimilarityPairs) -> list[Row]:
     """Spearman's correlation of each run with the scores that people gave."""
     return [
         {

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from shoal.cli.evaluation.data import Pairs, Retrieval
+from shoal.cli.evaluation.data import Retrieval, SimilarityPairs
 from shoal.client import Client
 from shoal.results import EncodeResult
 
@@ -31,7 +31,7 @@ OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class EvaluationRun:
     """A model, or a model and a reranker, on all queries.
 
     Args:
@@ -62,7 +62,7 @@ class PairRun:
 
 def retrieve(
     client: Client, model: str, data: Retrieval, on_progress: OnProgress, batch: int = BATCH_TEXTS
-) -> Run:
+) -> EvaluationRun:
     """Rank all documents for each query by the model's vectors."""
     keys, texts = list(data.documents), list(data.documents.values())
     started, tokens, parts = time.perf_counter(), 0, []
@@ -80,12 +80,12 @@ def retrieve(
         seconds.append(time.perf_counter() - started)
         scores = np.concatenate([_scores(encoded, part) for part in parts])
         rankings[query] = _best(scores, keys, query)
-    return Run(model, rankings, speed, float(np.median(seconds)), _bytes(client, model))
+    return EvaluationRun(model, rankings, speed, float(np.median(seconds)), _bytes(client, model))
 
 
 def rerank(
-    client: Client, reranker: str, run: Run, data: Retrieval, on_progress: OnProgress
-) -> Run:
+    client: Client, reranker: str, run: EvaluationRun, data: Retrieval, on_progress: OnProgress
+) -> EvaluationRun:
     """Order the documents of another run by a reranker's scores."""
     seconds, rankings, tokens = [], {}, 0
     for number, (query, found) in enumerate(run.rankings.items()):
@@ -97,11 +97,15 @@ def rerank(
         tokens += result.usage.input_tokens
         rankings[query] = [found[place] for place in result.ranking.tolist()]
     name, memory = f"{run.name} + {reranker}", run.bytes + _bytes(client, reranker)
-    return Run(name, rankings, tokens / sum(seconds), float(np.median(seconds)), memory)
+    return EvaluationRun(name, rankings, tokens / sum(seconds), float(np.median(seconds)), memory)
 
 
 def compare_pairs(
-    client: Client, model: str, data: Pairs, on_progress: OnProgress, batch: int = BATCH_TEXTS
+    client: Client,
+    model: str,
+    data: SimilarityPairs,
+    on_progress: OnProgress,
+    batch: int = BATCH_TEXTS,
 ) -> PairRun:
     """Return the cosine (of token vectors: MaxSim) of each pair."""
     on_progress(f"{model}: {len(data.scores):,} pairs")

@@ -148,7 +148,7 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Score how relevant documents are to a query, best first."""
-    run = Invocation(model, documents, files, serving, as_json, what="DOC")
+    run = Invocation(model, documents, files, serving, as_json, argument="DOC")
     with run.sending(
         "documents", "scoring", "a ranking is complete when all documents are scored"
     ) as on_progress:
@@ -298,7 +298,7 @@ def regions(
     as_json: AsJson = False,
 ) -> None:
     """Find objects in images: boxes in pixels, separately for each label."""
-    run = Invocation(model, images, replace(files, image=True), serving, as_json, what="IMAGE")
+    run = Invocation(model, images, replace(files, image=True), serving, as_json, argument="IMAGE")
     drawings.check(draw, run.records)
     task = Regions(labels=labels or (), threshold=threshold)
     ask = drawings.drawing(
@@ -372,7 +372,7 @@ def text(
         raise typer.BadParameter(
             "--text-layer never and --dpi are for a model that reads the pages: add --model"
         )
-    run = pages.Reading(document, asked, dots_per_inch, output)
+    run = pages.PagesRun(document, asked, dots_per_inch, output)
     if model:
         client, task = open_client(), ReadText(kind="ocr", text_layer=layer)
         run.read(lambda part: client.extract(model, part, task, **serving))

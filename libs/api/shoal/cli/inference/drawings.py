@@ -10,13 +10,13 @@ import typer
 
 from shoal.cli.failures import InputError
 from shoal.cli.inference import outputs
-from shoal.cli.inference.files import Record
+from shoal.cli.inference.files import TextRecord
 from shoal.drawing import drawn
 from shoal.extractions import Region
 from shoal.results import ExtractResult
 
 
-def check(output: Path | None, records: Sequence[Record]) -> None:
+def check(output: Path | None, records: Sequence[TextRecord]) -> None:
     """Raise BadParameter or InputError, before any request is sent, for a drawing that cannot be
     made.
     """
@@ -32,7 +32,7 @@ def check(output: Path | None, records: Sequence[Record]) -> None:
 
 
 def drawing(
-    output: Path | None, records: Sequence[Record], ask: Callable[..., ExtractResult]
+    output: Path | None, records: Sequence[TextRecord], ask: Callable[..., ExtractResult]
 ) -> Callable[..., ExtractResult]:
     """Return `ask`, which also draws the regions of the one image that it was asked about, if there
     is a file for them.

@@ -32,7 +32,7 @@ documents.
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TextRecord:
     """A text, its source (`file:line`), and the object or row of which it is a field.
 
     Attributes:
@@ -80,7 +80,7 @@ class Selection:
     column: str | None
     skips_invalid: bool
 
-    def checked(self, parse: Callable[[], Record], where: str) -> Record:
+    def checked(self, parse: Callable[[], TextRecord], where: str) -> TextRecord:
         """Return the record that `parse` returns, or one with the problem that it raises. Raises
         InputError unless those are skipped.
         """
@@ -89,10 +89,10 @@ class Selection:
         except InputError as error:
             if not self.skips_invalid:
                 raise
-            return Record("", where, problem=str(error))
+            return TextRecord("", where, problem=str(error))
 
 
-def read_records(source: Path, selection: Selection) -> list[Record]:
+def read_records(source: Path, selection: Selection) -> list[TextRecord]:
     """Return the records of a file, or of stdin for `-`.
 
     Raises:
@@ -152,7 +152,7 @@ def _refuse_column(source: Path, selection: Selection) -> None:
         )
 
 
-def _read(source: Path, read: Callable[[], Iterable[Record]]) -> list[Record]:
+def _read(source: Path, read: Callable[[], Iterable[TextRecord]]) -> list[TextRecord]:
     try:
         return list(read())
     except FileNotFoundError:
@@ -163,8 +163,8 @@ def _read(source: Path, read: Callable[[], Iterable[Record]]) -> list[Record]:
         raise InputError(f"{source} cannot be read: {error.strerror or error}") from None
 
 
-def _lines(source: Path, selection: Selection, field: str | None) -> Iterator[Record]:
-    """`field`: that of the lines of JSON; None where a line is a text."""
+def _lines(source: Path, selection: Selection, field: str | None) -> Iterator[TextRecord]:
+    """Yield the records of lines. `field`: the field of JSON lines; None if a line is a text."""
     if str(source) == "-":
         yield from _numbered(sys.stdin.buffer, "stdin", selection, field)
         return
@@ -174,7 +174,7 @@ def _lines(source: Path, selection: Selection, field: str | None) -> Iterator[Re
 
 def _numbered(
     lines: Iterable[bytes], name: str, selection: Selection, field: str | None
-) -> Iterator[Record]:
+) -> Iterator[TextRecord]:
     for number, line in enumerate(lines, start=1):
         where = f"{name}:{number}"
         data = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
@@ -184,37 +184,37 @@ def _numbered(
         )
 
 
-def _line(data: bytes, where: str, field: str | None, selection: Selection) -> Record:
+def _line(data: bytes, where: str, field: str | None, selection: Selection) -> TextRecord:
     try:
         line = data.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise InputError(f"{where} is not UTF-8 text: {error}") from None
     if not line.strip():
         if selection.skips_invalid:
-            return Record("", where)
+            return TextRecord("", where)
         raise InputError(
             f"{where} is blank; every line must be a text, unless --on-invalid is skip"
         )
-    return Record(line, where) if field is None else _object(line, where, field)
+    return TextRecord(line, where) if field is None else _object(line, where, field)
 
 
-def _object(line: str, where: str, field: str) -> Record:
+def _object(line: str, where: str, field: str) -> TextRecord:
     """Return a line of JSON: a string, or an object with the text under `field`."""
     try:
         value = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{where} is not JSON: {error}") from None
     if isinstance(value, str):
-        return Record(value, where)
+        return TextRecord(value, where)
     if not isinstance(value, dict) or not isinstance(value.get(field), str):
         found = f"; its fields are {', '.join(value)}" if isinstance(value, dict) else ""
         raise InputError(
             f"{where} has no text in the field {field!r}{found}; name the field with --field"
         )
-    return Record(value[field], where, value)
+    return TextRecord(value[field], where, value)
 
 
-def _table(source: Path, selection: Selection) -> Iterator[Record]:
+def _table(source: Path, selection: Selection) -> Iterator[TextRecord]:
     """Yield the rows below the header of a .csv or .tsv file."""
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     with source.open(encoding="utf-8-sig", newline="") as file:
@@ -224,7 +224,7 @@ def _table(source: Path, selection: Selection) -> Iterator[Record]:
             raise InputError(f"{source} is not a table: {error}") from None
 
 
-def _rows(file: TextIO, source: Path, selection: Selection) -> Iterator[Record]:
+def _rows(file: TextIO, source: Path, selection: Selection) -> Iterator[TextRecord]:
     reader = csv.reader(file, delimiter=DELIMITERS[source.suffix.lower()], strict=True)
     names = next(reader, None)
     if names is None:
@@ -239,13 +239,13 @@ def _rows(file: TextIO, source: Path, selection: Selection) -> Iterator[Record]:
             )
 
 
-def _row(row: list[str], names: Sequence[str], column: str, where: str) -> Record:
+def _row(row: list[str], names: Sequence[str], column: str, where: str) -> TextRecord:
     if len(row) != len(names):
         raise InputError(f"{where} has {len(row)} columns; the header has {len(names)}")
     return _cell(dict(zip(names, row, strict=True)), column, where)
 
 
-def _parquet(source: Path, selection: Selection) -> Iterator[Record]:
+def _parquet(source: Path, selection: Selection) -> Iterator[TextRecord]:
     """Yield the rows of a Parquet file, with those of its columns that JSON can hold."""
     try:
         import pyarrow
@@ -292,7 +292,7 @@ def _column(source: Path, names: Sequence[str], selection: Selection) -> str:
     return column
 
 
-def _cell(row: dict[str, object], column: str, where: str) -> Record:
+def _cell(row: dict[str, object], column: str, where: str) -> TextRecord:
     text = row[column]
     if text is None or text == "":
         raise InputError(
@@ -305,7 +305,7 @@ def _cell(row: dict[str, object], column: str, where: str) -> Record:
             "text is "
             "needed: name another with --column"
         )
-    return Record(text, where, row)
+    return TextRecord(text, where, row)
 
 
 def page_range(asked: str) -> tuple[int, int]:

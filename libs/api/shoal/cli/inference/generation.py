@@ -43,7 +43,7 @@ interrupted call is lost.
 """
 
 
-class Kind(StrEnum):
+class ReadingKind(StrEnum):
     CAPTION = "caption"
     DETAILED_CAPTION = "detailed_caption"
     OCR = "ocr"
@@ -180,7 +180,9 @@ def ocr(
     images: ImageFiles = None,
     *,
     files: ItemFiles,
-    kind: Annotated[Kind, typer.Option(help="The task, for models with several tasks.")] = Kind.OCR,
+    kind: Annotated[
+        ReadingKind, typer.Option(help="The task, for models with several tasks.")
+    ] = ReadingKind.OCR,
     instruction: Annotated[
         str,
         typer.Option(
@@ -202,7 +204,7 @@ def ocr(
     as_json: AsJson = False,
 ) -> None:
     """Read the text in images (OCR); also forms, captions and answers to questions."""
-    run = Invocation(model, images, replace(files, image=True), serving, as_json, what="IMAGE")
+    run = Invocation(model, images, replace(files, image=True), serving, as_json, argument="IMAGE")
     drawings.check(draw, run.records)
     task = ReadText(
         kind=kind.value,
@@ -219,7 +221,7 @@ def ocr(
 
 
 def _schema(path: Path | None) -> str | None:
-    """Raises BadParameter."""
+    """Return the JSON Schema in a file, None without a file. Raises BadParameter."""
     if path is None:
         return None
     try:
@@ -245,7 +247,7 @@ def _template_values(asked: Sequence[str] | None) -> dict[str, str | float | boo
 
 
 def _region(asked: str) -> tuple[float, float, float, float] | None:
-    """Raises BadParameter."""
+    """Return the four numbers of a region, None for an empty text. Raises BadParameter."""
     if not asked:
         return None
     try:

@@ -10,20 +10,27 @@ from pathlib import Path
 import typer
 
 from shoal.cli.failures import InputError
-from shoal.cli.inference.files import Record, Selection, read_records
+from shoal.cli.inference.files import Selection, TextRecord, read_records
 from shoal.errors import ShoalError
 
 
 def read(
-    texts: Sequence[str] | None, source: Path | None, selection: Selection, *, what: str = "TEXT"
-) -> list[Record]:
+    texts: Sequence[str] | None,
+    source: Path | None,
+    selection: Selection,
+    *,
+    argument: str = "TEXT",
+) -> list[TextRecord]:
     """Return all texts of a command, arguments first; `-` alone is stdin.
 
-    Raises InputError, and BadParameter if there are none.
+    Raises InputError, and BadParameter if there are none. `argument`: the name of the texts'
+    argument in messages.
     """
     if source is None and list(texts or ()) == ["-"]:
         texts, source = (), Path("-")
-    records = [Record(text, f"argument {index}") for index, text in enumerate(texts or (), start=1)]
+    records = [
+        TextRecord(text, f"argument {index}") for index, text in enumerate(texts or (), start=1)
+    ]
     if source is not None:
         records += read_records(source, selection)
     elif selection.field is not None:
@@ -33,20 +40,20 @@ def read(
     if not records:
         if source is None:
             raise typer.BadParameter(
-                f"no texts given: pass {what} arguments, - for stdin, or --input FILE"
+                f"no texts given: pass {argument} arguments, - for stdin, or --input FILE"
             )
         raise typer.BadParameter(f"{'stdin' if str(source) == '-' else source} is empty")
     return records
 
 
-def given_entities(records: Sequence[Record], field: str) -> list[list[tuple[int, int, str]]]:
+def given_entities(records: Sequence[TextRecord], field: str) -> list[list[tuple[int, int, str]]]:
     """Return the entities in a field of each record, as `shoal extract entities --output` writes
     them. Raises InputError.
     """
     return [_entities(record, field) for record in records]
 
 
-def _entities(record: Record, field: str) -> list[tuple[int, int, str]]:
+def _entities(record: TextRecord, field: str) -> list[tuple[int, int, str]]:
     values = None if record.fields is None else record.fields.get(field)
     if not isinstance(values, list):
         raise InputError(f"{record.where} has no list of entities in the field {field!r}")
@@ -65,7 +72,7 @@ def _entity(value: object, where: str, field: str) -> tuple[int, int, str]:
 
 
 @contextmanager
-def located(records: Sequence[Record], name: str) -> Iterator[None]:
+def located(records: Sequence[TextRecord], name: str) -> Iterator[None]:
     """Add the source of the record to an error about `name[i]`."""
     try:
         yield

@@ -19,7 +19,7 @@ import typer
 from shoal.cli.console import bar, counted, note
 from shoal.cli.inference import outputs, parquet
 from shoal.cli.inference.arguments import LineFiles, VectorFiles
-from shoal.cli.inference.files import DOCUMENTS, IMAGES, SUFFIXES, Record, page_range
+from shoal.cli.inference.files import DOCUMENTS, IMAGES, SUFFIXES, TextRecord, page_range
 from shoal.cli.inference.inputs import located, read
 from shoal.errors import ModelChanged, ShoalError
 from shoal.options import ItemOptions
@@ -29,8 +29,8 @@ from shoal.tasks import Document
 
 Result = EncodeResult | ScoreResult | ExtractResult
 R = TypeVar("R", EncodeResult, ScoreResult, ExtractResult)
-Lines = Callable[[R, Sequence[Record]], Iterable[outputs.Row]]
-Write = Callable[[R, Sequence[Record]], None]
+Lines = Callable[[R, Sequence[TextRecord]], Iterable[outputs.Row]]
+Write = Callable[[R, Sequence[TextRecord]], None]
 STREAMED: Final = (*outputs.JSON_LINES, parquet.SUFFIX)
 """Suffixes of files to which results are written as they arrive."""
 _MAX_SKIPPED_LINES = 10
@@ -49,7 +49,7 @@ class Invocation:
     or shown as a table.
 
     Raises InputError for files that cannot be read, BadParameter for options that do not fit
-    together. `what`: the name of the texts' argument in messages.
+    together. `argument`: the name of the texts' argument in messages.
     """
 
     def __init__(
@@ -60,13 +60,16 @@ class Invocation:
         serving: ItemOptions,
         as_json: bool,
         *,
-        what: str = "TEXT",
+        argument: str = "TEXT",
     ) -> None:
         outputs.check(files.output, *files.suffixes)
         self.model, self.as_json = model, as_json
         self.output: Path | None = files.output
         records = read(
-            texts, files.source, files.selection(serving.get("on_invalid", "raise")), what=what
+            texts,
+            files.source,
+            files.selection(serving.get("on_invalid", "raise")),
+            argument=argument,
         )
         if files.image and files.document:
             raise typer.BadParameter("--image and --document exclude each other: name one")
@@ -347,7 +350,7 @@ def _advance(
     on_progress(before + done, total)
 
 
-def _explained(result: R, records: Sequence[Record]) -> R:
+def _explained(result: R, records: Sequence[TextRecord]) -> R:
     """Return the result, in which a line without a text has the problem of the line as the reason
     why it was skipped.
     """

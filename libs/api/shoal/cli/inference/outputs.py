@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shoal.cli.failures import InputError
 from shoal.cli.inference import parquet
-from shoal.cli.inference.files import Record
+from shoal.cli.inference.files import TextRecord
 from shoal.cli.text import document
 from shoal.results import Chunk, EncodeResult, ExtractResult, Form, ScoreResult, Skipped
 
@@ -59,7 +59,7 @@ def write_lines(output: Path, rows: Iterable[Row]) -> None:
 
 
 def write_vectors(
-    output: Path, model: str, result: EncodeResult, records: Sequence[Record]
+    output: Path, model: str, result: EncodeResult, records: Sequence[TextRecord]
 ) -> None:
     """Write a result in the format of the file's suffix. Raises InputError if the format cannot
     represent it.
@@ -75,7 +75,7 @@ def write_vectors(
         write_lines(output, encoded_lines(result, records))
 
 
-def encoded_lines(result: EncodeResult, records: Sequence[Record]) -> Iterator[Row]:
+def encoded_lines(result: EncodeResult, records: Sequence[TextRecord]) -> Iterator[Row]:
     """Return one object per item, with what its text was read from."""
     return (
         _source_fields(record) | row
@@ -89,7 +89,7 @@ def append_lines(file: BinaryIO, rows: Iterable[Row]) -> None:
     file.flush()
 
 
-def lines_before(output: Path, records: Sequence[Record]) -> int:
+def lines_before(output: Path, records: Sequence[TextRecord]) -> int:
     """Count the records that have a line in an interrupted file, and remove an incomplete last
     line.
 
@@ -123,7 +123,7 @@ def lines_before(output: Path, records: Sequence[Record]) -> int:
     return count
 
 
-def _source_fields(record: Record) -> Row:
+def _source_fields(record: TextRecord) -> Row:
     """Return the JSON object that the text was read from, or one with only the text."""
     return record.fields if record.fields is not None else {"text": record.text}
 
@@ -185,7 +185,7 @@ def _reasons(skipped: Sequence[Skipped]) -> dict[int, Row]:
     return {item.index: {"skipped": item.message} for item in skipped}
 
 
-def ranked_rows(result: ScoreResult, records: Sequence[Record]) -> Iterator[Row]:
+def ranked_rows(result: ScoreResult, records: Sequence[TextRecord]) -> Iterator[Row]:
     """Yield one object for each ranked document, best first."""
     for rank, index in enumerate(result.ranking.tolist(), start=1):
         yield {"rank": rank, "index": index, "score": float(result.scores[index])} | _source_fields(
@@ -193,7 +193,9 @@ def ranked_rows(result: ScoreResult, records: Sequence[Record]) -> Iterator[Row]
         )
 
 
-def extracted_rows(result: ExtractResult, records: Sequence[Record], kind: str) -> Iterator[Row]:
+def extracted_rows(
+    result: ExtractResult, records: Sequence[TextRecord], kind: str
+) -> Iterator[Row]:
     """Yield one object per item, with the field `kind` of its extraction (of a schema all that it
     finds), and the reason if skipped.
     """

@@ -33,7 +33,7 @@ PAGES_PER_REQUEST: Final = 8
 """Pages of one request: the bar moves, and a large file is not sent too often."""
 
 
-class Reading:
+class PagesRun:
     """One run of the command. Raises BadParameter for options that cannot be, InputError for a file
     that cannot be read.
     """

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from shoal.bulk.columns import SKIPPED, EncodedRows, fit_to_schema, writer_options
 from shoal.cli.failures import InputError
-from shoal.cli.inference.files import Record
+from shoal.cli.inference.files import TextRecord
 from shoal.requests.merging import merged_embedding_id
 from shoal.results import EncodeResult
 
@@ -29,11 +29,11 @@ _OWN: Final = frozenset(
 )
 """Columns of results, which replace columns of the same name of the input."""
 
-Write = Callable[[EncodeResult, Sequence[Record]], None]
+Write = Callable[[EncodeResult, Sequence[TextRecord]], None]
 
 
 @contextmanager
-def writing(output: Path, model: str, records: Sequence[Record]) -> Iterator[Write]:
+def writing(output: Path, model: str, records: Sequence[TextRecord]) -> Iterator[Write]:
     """Yield a function that appends the rows of a result and its records, which must be passed in
     the order of `records`.
 
@@ -58,7 +58,7 @@ def writing(output: Path, model: str, records: Sequence[Record]) -> Iterator[Wri
     # Answers without any vector do not show the types of the columns, and wait for one that does.
     waiting: list[Any] = []
 
-    def write(result: EncodeResult, part: Sequence[Record]) -> None:
+    def write(result: EncodeResult, part: Sequence[TextRecord]) -> None:
         nonlocal begin
         rows = EncodedRows(pyarrow, result, len(part))
         columns = {
@@ -107,7 +107,7 @@ def _pyarrow(output: Path) -> tuple[Any, Any]:
     return pyarrow, parquet
 
 
-def _columns(records: Sequence[Record]) -> dict[str, list[object]]:
+def _columns(records: Sequence[TextRecord]) -> dict[str, list[object]]:
     """Return the values of each field that the records were read from; the text alone where they
     have no fields.
     """

@@ -44,7 +44,11 @@ def report_ranking(run: Invocation, result: ScoreResult, query: str) -> None:
 
 
 def report_extractions(run: Invocation, result: ExtractResult, kind: str) -> None:
-    """`kind`: the field of an Extraction that the command fills, such as "entities"."""
+    """Print extractions, or write them to a file.
+
+    Args:
+        kind: The field of an Extraction that the command fills, such as "entities".
+    """
     result = run.report_skipped(result)
     if run.output is not None:
         outputs.write_lines(run.output, outputs.extracted_rows(result, run.records, kind))

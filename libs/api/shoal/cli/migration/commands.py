@@ -12,15 +12,15 @@ from rich.text import Text
 
 from shoal.bulk.failures import JobError
 from shoal.bulk.places import place
-from shoal.cli.bulk.arguments import JobLimits, JobServing, OptionalFiles, recipe
+from shoal.cli.bulk.arguments import JobLimitOptions, JobServing, OptionalFiles, recipe
 from shoal.cli.bulk.running import continued, job_state, loaded, print_state, reported, run
-from shoal.cli.console import Console, counted, emit, note, show, table
+from shoal.cli.console import SafeConsole, counted, emit, note, show, table
 from shoal.cli.evaluation.running import BATCH_TEXTS
 from shoal.cli.migration.aliases import AliasName, print_aliases
 from shoal.cli.migration.comparison import compare as compare_models
 from shoal.cli.migration.comparison import print_comparison, read_files, read_folder
 from shoal.cli.model_names import NextModel
-from shoal.cli.options import Connection, Json, OpenClient, connected, grouped, reachable
+from shoal.cli.options import ConnectionOptions, Json, OpenClient, connected, grouped, reachable
 from shoal.errors import InvalidInput
 from shoal.results import EncodeResult
 from shoal.status import Alias
@@ -46,9 +46,9 @@ def start(
     role: Annotated[
         Role, typer.Option(help="Selects the model's prompt for the corpus.")
     ] = "document",
-    limits: JobLimits,
+    limits: JobLimitOptions,
     serving: JobServing,
-    connection: Connection,
+    connection: ConnectionOptions,
     as_json: Json = False,
 ) -> None:
     """Record a change to another model and, with --input, encode the corpus by it. The same command
@@ -134,7 +134,7 @@ def compare(
             if data is None and queries is not None
             else read_folder(data or Path(), split, sample)
         )
-    with Console(stderr=True).status(Text(alias)) as status:
+    with SafeConsole(stderr=True).status(Text(alias)) as status:
         results = compare_models(
             client, models, found, lambda words: status.update(Text(words)), batch
         )

@@ -11,11 +11,11 @@ import typer
 
 from shoal.bulk.inputs import open_source
 from shoal.bulk.matching import find_input
-from shoal.bulk.spec import Recipe
+from shoal.bulk.spec import BulkRecipe
 from shoal.cli.console import preview, show, table
 from shoal.cli.evaluation import metrics, report
 from shoal.cli.evaluation.data import MAX_DOCUMENTS, MAX_QUERIES, Retrieval, read_retrieval
-from shoal.cli.evaluation.running import Run, retrieve
+from shoal.cli.evaluation.running import EvaluationRun, retrieve
 from shoal.cli.inference.files import Selection, read_records
 from shoal.client import Client
 
@@ -85,7 +85,7 @@ def print_comparison(found: Mapping[str, Any]) -> None:
     show(made)
 
 
-def _least_overlap(old: Run, new: Run, data: Retrieval) -> list[dict[str, Any]]:
+def _least_overlap(old: EvaluationRun, new: EvaluationRun, data: Retrieval) -> list[dict[str, Any]]:
     overlaps = [
         (metrics.overlap(ranking, new.rankings[query], 10), query)
         for query, ranking in old.rankings.items()
@@ -108,7 +108,7 @@ def _sampled(documents: Mapping[str, str], sample: int, kept: set[str]) -> Mappi
 
 
 def _texts(corpus: str, column: str) -> Iterator[str]:
-    recipe = Recipe("encode", "sample/of-texts", text=column)
+    recipe = BulkRecipe("encode", "sample/of-texts", text=column)
     for chunk in open_source(find_input(corpus), recipe).chunks(lambda _: True):
         yield from filter(None, chunk.texts)
 

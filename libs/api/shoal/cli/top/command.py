@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 from rich.live import Live
 
-from shoal.cli.console import WIDTH, Console, emit, note, show
+from shoal.cli.console import WIDTH, SafeConsole, emit, note, show
 from shoal.cli.options import OpenClient, connected
 from shoal.cli.top.drawing import drawn
 from shoal.cli.top.history import Snapshot
@@ -99,7 +99,7 @@ def _print(
                     drawn(
                         update,
                         header(client, update, pool),
-                        Console().width if sys.stdout.isatty() else WIDTH,
+                        SafeConsole().width if sys.stdout.isatty() else WIDTH,
                     )
                 )
             if once:
@@ -122,7 +122,7 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def _live(client: Client, interval: float, pool: str, is_interrupted: Callable[[], bool]) -> None:
-    console = Console()
+    console = SafeConsole()
     with (
         Watcher(client, interval, pool) as watcher,
         _keys() as is_quit,

@@ -115,7 +115,7 @@ _Counters = dict[tuple[str, ...], tuple[float, float]]
 """A time and the counter at that time, by worker or lane."""
 
 
-class History:
+class MeshHistory:
     """Makes snapshots from the states of the mesh, which are added in order."""
 
     def __init__(self) -> None:

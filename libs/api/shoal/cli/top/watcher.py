@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from shoal.cli.top.drawing import drawn
-from shoal.cli.top.history import History, Snapshot
+from shoal.cli.top.history import MeshHistory, Snapshot
 from shoal.client import Client
 from shoal.errors import InvalidInput, PermissionDenied, ShoalError, TlsFailed, Unauthenticated
 
@@ -32,7 +32,7 @@ def snapshots(
     by `pause` and tries again, unless that returns True. Raises ShoalError if another try cannot
     help.
     """
-    history = History()
+    history = MeshHistory()
     while True:
         try:
             for mesh in client.watch(interval):

@@ -13,7 +13,13 @@ import torch
 from libs.errors import ModelBroken
 from libs.models.images.processing import ImageProcessing
 from libs.models.images.vlm.connectors import LinearConnector, read_linear
-from libs.models.images.vlm.families.family import SIGLIP, Files, State, VisionLanguageSpec, siglip
+from libs.models.images.vlm.families.family import (
+    SIGLIP,
+    State,
+    VisionLanguageSpec,
+    VlmFiles,
+    siglip,
+)
 from libs.models.images.vlm.heads import vectors_of_tokens
 from libs.models.images.vlm.image_converter import OneSize
 from libs.models.images.vlm.parts import Prompts, TextFrame
@@ -40,7 +46,7 @@ _MARK = "<image>"
 _AUGMENTED = 10  # padding tokens after a query, which the model attends to and returns vectors for
 
 
-def spec(files: Files) -> VisionLanguageSpec:
+def spec(files: VlmFiles) -> VisionLanguageSpec:
     config = files.config.part("vlm_config")
     texts, images = config.part("text_config"), config.part("vision_config")
     encoder, patches = siglip(
@@ -66,7 +72,7 @@ def _connector(inputs: int, outputs: int, state: State, dtype: torch.dtype) -> L
     return LinearConnector(read_linear(state, "linear", inputs, outputs, dtype, SINGLE, bias=True))
 
 
-def _prompts(files: Files) -> Prompts:
+def _prompts(files: VlmFiles) -> Prompts:
     """Build the prompts of transformers' ColPaliProcessor: the image precedes the text, and padding
     follows a query.
     """

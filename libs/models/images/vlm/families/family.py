@@ -31,7 +31,7 @@ State = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class VlmFiles:
     """A checkpoint's directory and configurations.
 
     Attributes:
@@ -59,8 +59,9 @@ class VisionLanguageSpec:
         patches: How the image tower divides an image into patches.
         processing: How images are resized and normalised for the image tower.
         connector: Builds the connector (image tower to text encoder) from the tensors of
-            `Family.CONNECTOR`.
-        heads: Builds the heads, by name, from the tensors of `Family.HEADS` and the text encoder.
+            `VlmFamily.CONNECTOR`.
+        heads: Builds the heads, by name, from the tensors of `VlmFamily.HEADS` and the text
+        encoder.
         image_converter: Converts images to tower inputs, and counts their tokens.
         prompts: The texts before and after the parts of an item.
         mark: The image token, such as "<image>".
@@ -68,7 +69,7 @@ class VisionLanguageSpec:
         spare_layers: Number of layers in the checkpoint beyond config.json's count. They predict
             further tokens (multi-token prediction) and are not loaded.
         unused: Name prefixes of tensors that the text encoder does not read.
-        weights: Builds the weights of tokens from the tensors of `Family.HEADS`, for models that
+        weights: Builds the weights of tokens from the tensors of `VlmFamily.HEADS`, for models that
             encode texts without a forward pass; None for other models.
     """
 
@@ -87,7 +88,7 @@ class VisionLanguageSpec:
     weights: Callable[[State], TokenWeights] | None = None
 
 
-class Family(Protocol):
+class VlmFamily(Protocol):
     """A module of this folder. `NAMES` maps tensor names to the prefixes `text.`, `tower.`,
     `connector.` or `head.`
     """
@@ -111,7 +112,7 @@ class Family(Protocol):
     @property
     def HEADS(self) -> Mapping[str, HeadRule]: ...
 
-    def spec(self, files: Files) -> VisionLanguageSpec:
+    def spec(self, files: VlmFiles) -> VisionLanguageSpec:
         """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
 
 

@@ -16,7 +16,7 @@ from libs.kernels.linear.packed import PackedLinear
 from libs.models.images.patches import PatchSpec
 from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Merger, Mergers, read_linear
-from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec, plane_rope
+from libs.models.images.vlm.families.family import State, VisionLanguageSpec, VlmFiles, plane_rope
 from libs.models.images.vlm.heads import vectors_of_tokens
 from libs.models.images.vlm.parts import Prompts, TextFrame
 from libs.models.images.vlm.smart import SmartResize
@@ -66,7 +66,7 @@ _FRAMES: Final = 2  # a still image counts twice in the limits of its pixels
 _LEAST, _MOST = 112 * 112, 28 * 28 * 15_000
 
 
-def spec(files: Files) -> VisionLanguageSpec:
+def spec(files: VlmFiles) -> VisionLanguageSpec:
     """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
     texts, images = files.config.part("text_config"), files.config.part("vision_config")
     side = images.size("spatial_merge_size", 2)

@@ -12,7 +12,13 @@ from functools import partial
 import torch
 
 from libs.models.images.vlm.connectors import PixelShuffle, read_linear
-from libs.models.images.vlm.families.family import SIGLIP, Files, State, VisionLanguageSpec, siglip
+from libs.models.images.vlm.families.family import (
+    SIGLIP,
+    State,
+    VisionLanguageSpec,
+    VlmFiles,
+    siglip,
+)
 from libs.models.images.vlm.heads import vectors_of_tokens
 from libs.models.images.vlm.parts import Prompts, TextFrame
 from libs.models.images.vlm.tiles import MARK, Tiles
@@ -45,12 +51,12 @@ _UNUSED = (
 _AUGMENTED = 10  # tokens after a query, which the model attends to and returns vectors for
 
 
-def spec(files: Files) -> VisionLanguageSpec:
+def spec(files: VlmFiles) -> VisionLanguageSpec:
     """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
     return read_spec(files, is_bert="modernvbert" in files.config.text("model_type"))
 
 
-def read_spec(files: Files, *, is_bert: bool) -> VisionLanguageSpec:
+def read_spec(files: VlmFiles, *, is_bert: bool) -> VisionLanguageSpec:
     """Describe a checkpoint; `is_bert` for ModernVBERT, with ModernBERT as its text encoder. Raises
     ModelBroken for an unsupported key.
     """

@@ -20,7 +20,7 @@ from libs.models.images.processing import ImageProcessing
 from libs.models.images.resizing import height_and_width, resized
 from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Merger, Mergers, read_linear
-from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec
+from libs.models.images.vlm.families.family import State, VisionLanguageSpec, VlmFiles
 from libs.models.images.vlm.heads import vectors_of_tokens
 from libs.models.images.vlm.image_converter import ImageTokens
 from libs.models.images.vlm.parts import Prompts, TextFrame
@@ -105,7 +105,7 @@ class LongestSide:
         ) * self.multiple
 
 
-def spec(files: Files) -> VisionLanguageSpec:
+def spec(files: VlmFiles) -> VisionLanguageSpec:
     """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
     texts, images = files.config.part("text_config"), files.config.part("vision_config")
     side = files.config.size("spatial_merge_size", 2)

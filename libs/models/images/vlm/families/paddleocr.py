@@ -19,9 +19,9 @@ from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Merger, Mergers, read_linear
 from libs.models.images.vlm.families.family import (
     SIGLIP,
-    Files,
     State,
     VisionLanguageSpec,
+    VlmFiles,
     plane_rope,
 )
 from libs.models.images.vlm.heads import vectors_of_tokens
@@ -55,7 +55,7 @@ _EPS: Final = 1e-5  # of the norm before the merging layers
 _LEAST, _MOST = 384 * 384, 1536 * 1536
 
 
-def spec(files: Files) -> VisionLanguageSpec:
+def spec(files: VlmFiles) -> VisionLanguageSpec:
     """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
     config = files.config
     # Older configurations mix the text encoder's keys with the others.

@@ -23,7 +23,7 @@ from libs.kinds.vision_language.card import is_jina_reranker
 from libs.models.images.patches import PatchSpec
 from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Merger, Mergers, read_linear
-from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec, plane_rope
+from libs.models.images.vlm.families.family import State, VisionLanguageSpec, VlmFiles, plane_rope
 from libs.models.images.vlm.heads import (
     Use,
     answers,
@@ -130,7 +130,7 @@ _JINA_PIXELS = (3136, 602_112)  # of an image, fixed in its code, whatever its f
 _AUGMENTED = 10  # padding tokens after a query, which the model attends to and returns vectors for
 
 
-def spec(files: Files) -> VisionLanguageSpec:
+def spec(files: VlmFiles) -> VisionLanguageSpec:
     """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
     config = files.config.part("vlm_config") if files.config.has("vlm_config") else files.config
     named = config.text("model_type", "qwen2_vl")
@@ -162,7 +162,7 @@ def spec(files: Files) -> VisionLanguageSpec:
     )
 
 
-def _used_prompts(files: Files, kind: str, is_hf: bool) -> Prompts:
+def _used_prompts(files: VlmFiles, kind: str, is_hf: bool) -> Prompts:
     if files.use == "score" and is_jina_reranker(files.config.values):
         pair = Pair("\n**Query**:\n", "**Document**:\n", "", document_first=True)
         return Prompts(TextFrame(), TextFrame(), TextFrame(), pair=pair, last=_JINA_END)
@@ -272,7 +272,7 @@ def _mergers(
     return Mergers(merger(""), [merger(f"deep.{number}.") for number in range(len(taps))], taps)
 
 
-def _heads(files: Files) -> Callable[[State, PackedEncoder], Mapping[str, ModelHead]]:
+def _heads(files: VlmFiles) -> Callable[[State, PackedEncoder], Mapping[str, ModelHead]]:
     if files.use == "dense":
         return last_state
     if files.use != "score":
@@ -303,7 +303,7 @@ def _conversation(use: Use, kind: str) -> Prompts:
     return Prompts(frame, frame, frame, instruction=usual)
 
 
-def _prompts(files: Files, is_hf: bool) -> Prompts:
+def _prompts(files: VlmFiles, is_hf: bool) -> Prompts:
     """Build the prompts of transformers' ColQwen2Processor, or of colpali-engine, which adds no
     text before a query and no newline after it.
     """

@@ -17,11 +17,16 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from libs.catalog.card import Sparse
+from libs.catalog.card import SparseOutput
 from libs.catalog.checkpoint.chat import read_template
 from libs.errors import ModelBroken
 from libs.models.images.vlm.families import idefics
-from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec, special_around
+from libs.models.images.vlm.families.family import (
+    State,
+    VisionLanguageSpec,
+    VlmFiles,
+    special_around,
+)
 from libs.models.images.vlm.parts import Prompts, TextFrame
 from libs.models.images.vlm.tiles import MARK
 from libs.models.interface.head import ModelHead
@@ -63,7 +68,7 @@ tokenizer.
 _TEMPLATE: Final = "chat_template.jinja"
 
 
-def spec(files: Files) -> VisionLanguageSpec:
+def spec(files: VlmFiles) -> VisionLanguageSpec:
     """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
     base = idefics.read_spec(files, is_bert=True)
     silent = _silent(files.tokenizer)
@@ -82,7 +87,7 @@ def _silent(tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(one for one in found if one is not None)
 
 
-def _prompts(files: Files) -> Prompts:
+def _prompts(files: VlmFiles) -> Prompts:
     """Build the template's user turn with an image and no text, with the answer begun. Texts have
     no special tokens.
     """
@@ -129,7 +134,7 @@ def _heads(silent: tuple[int, ...], state: State, encoder: PackedEncoder) -> dic
     )
     return {
         "sparse": SpladeHead(
-            transform, weight.to(encoder.dtype), bias, Sparse(columns), shared=False
+            transform, weight.to(encoder.dtype), bias, SparseOutput(columns), shared=False
         )
     }
 

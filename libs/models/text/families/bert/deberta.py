@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.kernels.layout import Layout, Run
+from libs.kernels.layout import BatchLayout, SequenceRun
 from libs.kernels.linear.lora import LowRank
 from libs.kernels.linear.packed import PackedLinear
 from libs.kernels.triton_here import has_triton
 from libs.models.interface.packed import Packed
-from libs.models.layers.embeddings import Table, TokenEmbedding
+from libs.models.layers.embeddings import EmbeddingTable, TokenEmbedding
 from libs.models.layers.encoder import (
     Attention,
     AttentionType,
@@ -35,7 +35,7 @@ from libs.models.layers.encoder import (
 )
 from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.runtime.loaded.lora import BoundConstants
-from libs.models.runtime.loaded.peft import Shape
+from libs.models.runtime.loaded.peft import LayerShape
 from libs.models.weights import AllowedExtra, Rule
 
 MODEL_TYPES = ("deberta-v2",)
@@ -148,7 +148,7 @@ class DistanceEmbedding(PositionBias):
 
     def __init__(self, spec: EncoderSpec, distances: Distances, *, normed: bool) -> None:
         super().__init__()
-        self.positions = Table(distances.embeddings, spec.hidden)
+        self.positions = EmbeddingTable(distances.embeddings, spec.hidden)
         self.norm = Norm(spec) if normed else None
         self._distances = distances
         self.register_buffer("table", None, persistent=False)
@@ -234,11 +234,11 @@ class DisentangledAttention(Attention):
             queries, keys, _ = self.qkv.forward(vectors).chunk(3, dim=1)
         return queries if "p2c" in self._kinds else None, keys if "c2p" in self._kinds else None
 
-    def spent(self) -> dict[str, Shape]:
+    def spent(self) -> dict[str, LayerShape]:
         """Return the linear layers that only `learn` needed. They are freed."""
         kinds = {"distance_key": "c2p", "distance_query": "p2c"} if self._own else {}
         return {
-            name: Shape(self.qkv.inputs, self.qkv.slots[:1])
+            name: LayerShape(self.qkv.inputs, self.qkv.slots[:1])
             for name, kind in kinds.items()
             if kind in self._kinds
         }
@@ -272,7 +272,7 @@ class DisentangledAttention(Attention):
         )
 
     def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: BatchLayout, shared: Shared
     ) -> Tensor:
         """Attend from queries [queries, heads, head_size] to keys and values, [tokens, heads,
         head_size] each, and return [queries, heads * head_size].
@@ -294,7 +294,7 @@ class DisentangledAttention(Attention):
         return out.flatten(1)
 
     def _by_kernel(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: BatchLayout, shared: Shared
     ) -> Tensor:
         """Compute `mix` in one launch for all sequences. Of their lengths, only the longest affects
         the launch: it decides the number of distance rows."""
@@ -346,7 +346,9 @@ class DisentangledAttention(Attention):
             )
         return scores
 
-    def _by_adapter(self, run: Run, rows: int) -> Iterator[tuple[Run, DistanceParts | None]]:
+    def _by_adapter(
+        self, run: SequenceRun, rows: int
+    ) -> Iterator[tuple[SequenceRun, DistanceParts | None]]:
         """Split a run into parts of one adapter each. `rows` is the number of all queries."""
         if self.delta is None:
             yield run, None
@@ -363,7 +365,7 @@ class DisentangledAttention(Attention):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        run: Run,
+        run: SequenceRun,
         shared: Shared,
         learned: DistanceParts | None,
     ) -> Tensor:
@@ -378,7 +380,7 @@ class DisentangledAttention(Attention):
         return mixed.flatten(1, 2).transpose(0, 1)
 
     def _scores_by_distance(
-        self, q: Tensor, k: Tensor, run: Run, shared: Shared, learned: DistanceParts | None
+        self, q: Tensor, k: Tensor, run: SequenceRun, shared: Shared, learned: DistanceParts | None
     ) -> Tensor | None:
         """Return the c2p and p2c scores, [heads, count, queries, keys]."""
         first = self._distances.row(run.offset + 1 - run.keys)
@@ -409,7 +411,7 @@ def _adapted(projected: Tensor, rows: slice, part: LowRank | None) -> Tensor:
     ).type_as(base)
 
 
-def _parts(run: Run, q: Tensor) -> Iterator[Run]:
+def _parts(run: SequenceRun, q: Tensor) -> Iterator[SequenceRun]:
     """Split a run into parts with scores by distance that fit in memory at once."""
     limit = _SCORES_ON_CPU if q.device.type == "cpu" else _SCORES
     step = max(1, limit // (q.shape[0] * run.queries * run.keys))
@@ -432,7 +434,7 @@ def _table(shared: Shared) -> Tensor:
     return shared.bias
 
 
-def _rows_on_device(layout: Layout, shared: Shared) -> Tensor:
+def _rows_on_device(layout: BatchLayout, shared: Shared) -> Tensor:
     """Return the kernel's int32 table, built once for all layers of a batch."""
     table = layout.memo.get(_rows_on_device)
     if not isinstance(table, Tensor):
@@ -440,7 +442,7 @@ def _rows_on_device(layout: Layout, shared: Shared) -> Tensor:
     return table
 
 
-def _rows_between(run: Run, shared: Shared) -> Tensor:
+def _rows_between(run: SequenceRun, shared: Shared) -> Tensor:
     """Return the distance embedding's row for each query and key: [queries, keys]."""
     table = _table(shared)
     reach, device = len(table) // 2, table.device
@@ -488,7 +490,7 @@ class ConvolvedLayer(PostNormLayer):
         return self.conv_norm.forward(out + self._function(mixed))
 
     def forward_rows(
-        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: BatchLayout
     ) -> Tensor:
         return self.forward(x, batch, shared).index_select(0, rows)
 
@@ -520,7 +522,7 @@ class DebertaEncoder(PackedEncoder):
                 if isinstance(layer.attn, DisentangledAttention):
                     layer.attn.learn(vectors)
 
-    def spent(self) -> dict[str, Shape]:
+    def spent(self) -> dict[str, LayerShape]:
         """Implement `PrecomputesConstants`."""
         return {
             f"{at}.{name}": shape

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from libs.kernels.attention.varlen import varlen_attention
-from libs.kernels.layout import Layout, Run
+from libs.kernels.layout import BatchLayout, SequenceRun
 from libs.kernels.linear.packed import PackedLinear
 from libs.models.interface.packed import Packed
 from libs.models.layers.encoder import Attention, PackedEncoder, Shared
@@ -64,7 +64,7 @@ class GlobalFirstAttention(Attention):
         return mixed.index_copy(0, first.long(), self._attend_from(x, first, batch))
 
     def forward_rows(
-        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: BatchLayout
     ) -> Tensor:
         """Implement `Attention.forward_rows` for the rows of first tokens, as
         `LongformerEncoder` asks for no others.
@@ -86,7 +86,7 @@ class GlobalFirstAttention(Attention):
         return varlen_attention(q, k, v, batch.row_layout(), scale=self.scale).flatten(1)
 
     def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: BatchLayout, shared: Shared
     ) -> Tensor:
         """Attend to the keys within the window and to the first key. The output of each sequence's
         first row is replaced by `forward`.
@@ -104,7 +104,9 @@ class GlobalFirstAttention(Attention):
                 out[queries] = self._attend_in_blocks(q[queries], k[keys], v[keys], run, window)
         return out.flatten(1)
 
-    def _attend_in_blocks(self, q: Tensor, k: Tensor, v: Tensor, run: Run, window: int) -> Tensor:
+    def _attend_in_blocks(
+        self, q: Tensor, k: Tensor, v: Tensor, run: SequenceRun, window: int
+    ) -> Tensor:
         """Attend in blocks of queries, each to the keys that its windows reach.
 
         Returns [count * queries, heads, head_size].
@@ -144,7 +146,7 @@ def _windows(
     return (distance.abs() <= window) | (places == 0)
 
 
-def _parts(run: Run, window: int) -> Iterator[Run]:
+def _parts(run: SequenceRun, window: int) -> Iterator[SequenceRun]:
     """Split a run into parts with scores that fit in memory at once."""
     scores = min(run.queries, _block(window)) * min(run.keys, _block(window) + 2 * window + 1)
     step = max(1, _MAX_SCORES // scores)

@@ -104,7 +104,7 @@ def divide_in_parts(
     for part in (
         _divide_by_tokens(text, work, index, most, check_cancelled)
         if chunking.method == "tokens"
-        else _by_sense(Sizes(text, work, index, most, check_cancelled), chunking)
+        else _by_sense(ChunkSizes(text, work, index, most, check_cancelled), chunking)
     ):
         count += len(part)
         if count > MAX_CHUNKS:
@@ -163,7 +163,7 @@ def _chunking(work: EncodeWork) -> Chunking:
     return work.chunking
 
 
-class Sizes:
+class ChunkSizes:
     """The tokens of parts of a window of a text.
 
     1. A part that begins and ends between words has the window's tokens, if the tokenizer reads
@@ -286,7 +286,7 @@ class Sizes:
         return place
 
 
-def _by_sense(sizes: Sizes, chunking: Chunking) -> Iterator[list[Span]]:
+def _by_sense(sizes: ChunkSizes, chunking: Chunking) -> Iterator[list[Span]]:
     """Yield the chunks of each window of a text, divided by sentences or Markdown.
 
     The package assumes that a longer part has more tokens, and leaves some chunks too large if a

@@ -27,7 +27,7 @@ from libs.models.interface.sequences import (
 )
 from libs.models.interface.work import EncodeWork, Span
 from libs.models.text.checks import item_path
-from libs.models.text.processing.chunking.span_pooling import GrowingWindows, Window
+from libs.models.text.processing.chunking.span_pooling import GrowingWindows, PooledWindow
 from libs.models.text.tokenising.late import Kept
 
 PORTION_CHARACTERS: Final = 8192
@@ -106,7 +106,7 @@ class EmbeddingNotes:
     """Results of texts that needed no forward; they precede all others."""
     chunks: Chunks | None = None
     """The chunks of divided texts."""
-    windows: tuple[Window, ...] = ()
+    windows: tuple[PooledWindow, ...] = ()
     """The window of each sequence, if texts are pooled by spans. Their chunks are those of the job.
     """
     window_ranges: NDArray[np.int64] | None = None
@@ -195,7 +195,7 @@ class GrowingLateJob:
         self._growing: GrowingWindows | None = None
         self._first = 0
         self._tokens: list[int] = []
-        self._windows: list[Window] = []
+        self._windows: list[PooledWindow] = []
         self._paths: list[str] = []
         self._masks: list[Kept] = []
 
@@ -251,7 +251,7 @@ class GrowingLateJob:
         return Prepared(self._work, self._head, sequences, notes, fields=tuple(self._paths))
 
 
-def _window_ranges(windows: Sequence[Window], chunks: int) -> NDArray[np.int64]:
+def _window_ranges(windows: Sequence[PooledWindow], chunks: int) -> NDArray[np.int64]:
     """Return [chunks, 2]: the first window of each of the first chunks, and the end."""
     found = np.zeros((chunks, 2), np.int64)
     for number in range(len(windows) - 1, -1, -1):
@@ -330,7 +330,7 @@ def _sizes(outputs: Mapping[int, Output], first: int) -> Iterator[int]:
 
 
 def _late_sizes(
-    windows: Sequence[Window],
+    windows: Sequence[PooledWindow],
     ranges: NDArray[np.int64],
     outputs: Mapping[int, Output],
     first: int,
@@ -350,8 +350,8 @@ def _late_sizes(
 
 
 def cut_window(
-    window: Window, output: Output, rows: ChunkRows, spans: Sequence[bool]
-) -> tuple[Window, Output]:
+    window: PooledWindow, output: Output, rows: ChunkRows, spans: Sequence[bool]
+) -> tuple[PooledWindow, Output]:
     """Return a window and its output without other chunks than `rows`, which are counted from the
     first one.
 

@@ -48,7 +48,7 @@ Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class PooledWindow:
     """A sequence of a text, and the chunks that it contains parts of."""
 
     sequence: InputSequence
@@ -84,7 +84,7 @@ class SpanPooling:
         return GrowingWindows(self._modes, limit, pools_prompt=pools_prompt, path=path)
 
     def vectors(
-        self, windows: Sequence[Window], outputs: Sequence[Array], offsets: Sequence[int]
+        self, windows: Sequence[PooledWindow], outputs: Sequence[Array], offsets: Sequence[int]
     ) -> Iterator[Array]:
         """Yield [chunks, dimensions] of each text, from the outputs of all windows.
 
@@ -104,7 +104,7 @@ class SpanPooling:
 
     @staticmethod
     def token_rows(
-        windows: Sequence[Window],
+        windows: Sequence[PooledWindow],
         outputs: Sequence[Array],
         kept: Sequence[Kept],
         chunks: int,
@@ -207,7 +207,7 @@ class GrowingWindows:
         starts = np.maximum.accumulate(np.concatenate((before, part.starts)))
         self._starts = np.concatenate((self._starts, starts[len(before) :]))
 
-    def take(self, *, is_whole: bool = False) -> list[Window]:
+    def take(self, *, is_whole: bool = False) -> list[PooledWindow]:
         """Return the next windows that later tokens and chunks do not change. Raises InvalidInput.
 
         Args:
@@ -227,7 +227,7 @@ class GrowingWindows:
                 field="instruction",
             )
         self._place_chunks(is_whole=is_whole)
-        windows: list[Window] = []
+        windows: list[PooledWindow] = []
         while not self._is_done:
             end = min(self._begin + room, own)
             is_last = is_whole and end == own
@@ -295,7 +295,7 @@ class GrowingWindows:
         self._starts = self._starts[count:]
         self._base += count
 
-    def _window(self, end: int, *, is_last: bool) -> Window:
+    def _window(self, end: int, *, is_last: bool) -> PooledWindow:
         """Build the window of the text's tokens from the next one to `end`."""
         first, begin = len(self._lead.ids), self._begin
         low = 0 if begin == 0 else first + self._owned
@@ -317,7 +317,7 @@ class GrowingWindows:
         found = InputSequence(sequence.ids, sequence.types)
         places = np.stack((begins, begins + counts), axis=1)
         if not self._modes or not len(chunks):
-            return Window(found, chunks, places)
+            return PooledWindow(found, chunks, places)
         rows = np.concatenate(
             [np.arange(low, high, dtype=np.int32) for low, high in places.tolist()]
         )
@@ -328,7 +328,7 @@ class GrowingWindows:
             )
         ]
         spans = SpanRows(rows, np.concatenate(weights), counts.astype(np.int32))
-        return Window(replace(found, input=spans), chunks, places)
+        return PooledWindow(replace(found, input=spans), chunks, places)
 
     def _weights(self, places: NDArray[np.int64], count: int) -> NDArray[np.float32]:
         """Return [places, poolings]: the weights of some tokens of a chunk of `count`, by their

@@ -1,21 +1,18 @@
-"""Decisions of admission: the lane, the price, the number of jobs, and refusals."""
+"""The rules of admission: broken models and lanes, deadlines, quotas and new lanes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity, QueueFull
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneKey, Priority
 from libs.queue.queue_position import QueuePosition
-from services.router.admission.pricing import price
 from services.router.admission.routing.routes import why_broken
 from services.router.admission.rules import (
     MAX_UNKNOWN,
@@ -28,16 +25,6 @@ from services.router.admission.rules import (
     refuse_over_quota,
     refuse_unknown,
 )
-from services.router.admission.splitting import (
-    MAX_JOBS,
-    Part,
-    job_id,
-    job_target,
-    request_digest,
-    split,
-)
-from services.router.admission.validation.requests import check_extract
-from services.router.admission.validation.sizes import Sizes
 from services.router.state.throughput import Neighbour, Throughput
 
 MODEL = "a/b"
@@ -68,121 +55,6 @@ def fleet(
     *workers: WorkerRecord, failures: dict[str, dict[str, worker_pb2.Failure]] | None = None
 ) -> FleetSnapshot:
     return FleetSnapshot({one.worker_id: one for one in workers}, {}, failures or {}, 0)
-
-
-@given(
-    st.lists(st.integers(1, 3000), min_size=1, max_size=400),
-    st.integers(1, 5000),
-    st.integers(0, 300),
-)
-def test_parts_cover_all_items_once_in_order_within_the_target(
-    costs: list[int], target: int, repeated: int
-) -> None:
-    parts = split(costs, target, repeated)
-    assert [
-        index for part in parts for index in range(part.first, part.first + part.count)
-    ] == list(range(len(costs)))
-    for part in parts:
-        own = sum(costs[part.first : part.first + part.count])
-        assert part.tokens == own + repeated
-        assert own <= target or part.count == 1
-    for left, right in pairwise(parts):
-        assert left.tokens - repeated + costs[right.first] > target
-
-
-@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=3000), st.integers(0, 5))
-def test_no_request_becomes_more_jobs_than_one_call_takes(costs: list[int], workers: int) -> None:
-    snapshot = fleet(*(worker(f"w{number}") for number in range(workers)))
-    target = job_target(sum(costs), LANE, snapshot)
-    assert len(split(costs, target)) <= MAX_JOBS + 1
-
-
-def test_middling_request_is_spread_over_the_workers_that_hold_the_model() -> None:
-    costs = [100] * 120
-    one, four = fleet(worker("w1")), fleet(*(worker(f"w{number}") for number in range(4)))
-    assert len(split(costs, job_target(12_000, LANE, four))) == 8
-    assert len(split(costs, job_target(12_000, LANE, one))) == 3
-    assert len(split([100] * 5, job_target(500, LANE, four))) == 1
-
-
-def test_jobs_of_a_slow_model_are_small() -> None:
-    """Tenants overtake each other between jobs: none may take a device for seconds."""
-    targets = [
-        job_target(100_000, LANE, fleet(worker("w1", rate=40_000.0), worker("w2", rate=rate)))
-        for rate in (0.0, 1e5, 1e4, 1.0)
-    ]
-    assert targets == [
-        4096,
-        4096,
-        1024,
-        800,
-    ]  # the last two: at least 128, and at most 250 jobs a request
-    assert job_target(2_000, LANE, fleet(worker("w1", rate=1.0))) == 128
-
-
-def test_price_follows_bytes_and_stops_at_the_models_longest_sequence() -> None:
-    card = models_pb2.ModelCard(model=MODEL, tokens_per_byte=0.5, max_tokens=50)
-    assert price(
-        Sizes([10, 1000], per_sequence_bytes=10, per_job_bytes=20), card, pb.TRUNCATION_END
-    ) == ([12, 50], 10)
-    assert price(Sizes([1000]), card, pb.TRUNCATION_NONE) == ([502], 0)
-    assert price(Sizes([10]), None, pb.TRUNCATION_END) == ([5], 0)
-
-
-WRITES = models_pb2.ModelCard(
-    model=MODEL,
-    tasks=[models_pb2.TASK_TEXT, models_pb2.TASK_REGIONS],
-    max_tokens=512,
-    inputs=[
-        models_pb2.INPUT_KIND_TEXT,
-        models_pb2.INPUT_KIND_IMAGE,
-        models_pb2.INPUT_KIND_DOCUMENT,
-    ],
-)
-
-
-def costs(request: pb.ExtractRequest, card: models_pb2.ModelCard | None = WRITES) -> list[int]:
-    request.model = MODEL
-    found, _ = price(check_extract(request, card), card, request.truncation)
-    return found
-
-
-def test_texts_to_generate_are_priced_and_spread_over_the_workers() -> None:
-    request = pb.ExtractRequest(items=[pb.Item(text="a")] * 255, text=pb.TextTask(max_tokens=4096))
-    found = costs(request)
-    assert found == [2 + 4096] * 255
-    ten = fleet(*(worker(f"w{number}") for number in range(10)))
-    jobs = split(found, job_target(sum(found), LANE, ten))
-    assert len(jobs) >= 100, "not one job for one worker"
-    assert sum(job.tokens for job in jobs) == sum(found), "which lanes and quotas count"
-    request.text.max_tokens = 0
-    assert costs(request, None) == [2 + 256] * 255
-
-
-def test_each_page_is_a_text_to_generate() -> None:
-    document = pb.Document(file=0, last_page=64)
-    request = pb.ExtractRequest(
-        items=[pb.Item(parts=[pb.Part(document=document)])],
-        files=[b"%PDF-1.7"],
-        text=pb.TextTask(max_tokens=100),
-    )
-    read = costs(request)
-    request.text.max_tokens = 300
-    assert costs(request) == [read[0] + 64 * 200]
-    request.text.text_layer = pb.TextTask.TEXT_LAYER_ONLY
-    (layers,) = costs(request)
-    request.text.max_tokens = 100
-    assert costs(request) == [layers], "nothing is generated"
-
-
-def test_regions_are_generated_only_by_a_model_that_writes() -> None:
-    request = pb.ExtractRequest(
-        items=[pb.Item(image=pb.Image(data=b"p"))], regions=pb.RegionsTask(labels=["cat"])
-    )
-    detector = models_pb2.ModelCard()
-    detector.CopyFrom(WRITES)
-    detector.tasks[:] = [models_pb2.TASK_REGIONS]
-    assert costs(request)[0] == costs(request, detector)[0] + 256
 
 
 @pytest.mark.parametrize(
@@ -354,21 +226,6 @@ def test_unknown_models_open_bounded_number_of_lanes() -> None:
         refuse_unknown(LANE, "a", many)
 
 
-def test_job_ids_differ_by_request_and_match_for_retries() -> None:
-    same = request_digest("t", "r", "/Encode", "o/m", b"body")
-    assert same == request_digest("t", "r", "/Encode", "o/m", b"body")
-    others = [
-        ("u", "r", "/Encode", "o/m", b"body"),
-        ("t", "s", "/Encode", "o/m", b"body"),
-        ("t", "r", "/Score", "o/m", b"body"),
-        ("t", "r", "/Encode", "o/n", b"body"),
-        ("t", "r", "/Encode", "o/m", b"b"),
-    ]
-    assert same not in {request_digest(*other) for other in others}
-    assert request_digest("ab", "c", "m", "", b"") != request_digest("a", "bc", "m", "", b"")
-    assert job_id(same, Part(0, 5, 1)) != job_id(same, Part(0, 6, 1))
-
-
 def test_missed_deadline_is_explained() -> None:
     assert "no worker" in deadline_message(LANE, fleet())
     assert "being loaded" in deadline_message(
@@ -385,40 +242,6 @@ def test_missed_deadline_is_explained() -> None:
         TUNED, fleet(tuned("w1", "o/other"))
     )
     assert "answered" in deadline_message(TUNED, fleet(tuned("w1", ADAPTER)))
-
-
-def test_labels_read_with_each_text_are_priced_for_each() -> None:
-    """Models without fixed labels read the request's labels with each text; others never read
-    them.
-    """
-    items = [pb.Item(text="abc"), pb.Item(text="abcdef")]
-    entities = pb.ExtractRequest(
-        model="t/m", items=items, entities=pb.EntitiesTask(labels=["ab", "cde"])
-    )
-    relations = pb.ExtractRequest(
-        model="t/m", items=items, relations=pb.RelationsTask(labels=["in"], entity_labels=["city"])
-    )
-    zero_shot = models_pb2.ModelCard(
-        model="t/m", tasks=[models_pb2.TASK_ENTITIES, models_pb2.TASK_RELATIONS]
-    )
-    fixed = models_pb2.ModelCard(
-        model="t/m", tasks=[models_pb2.TASK_ENTITIES], labels=["ab", "cde"]
-    )
-    sizes = check_extract(entities, zero_shot)
-    plain = check_extract(relations, None)
-    relations.items[1].entities.add(start=0, end=3, label="a kind of entity")
-    assert check_extract(relations, None) == plain
-    relations.items[1].ClearField("entities")
-    assert (sizes.per_sequence_bytes, sizes.per_job_bytes) == (5, 0)
-    assert (
-        check_extract(relations, zero_shot).per_sequence_bytes
-        == check_extract(relations, None).per_sequence_bytes
-        == 6
-    )
-    assert (
-        check_extract(entities, fixed).per_sequence_bytes,
-        check_extract(entities, fixed).per_job_bytes,
-    ) == (0, 5)
 
 
 def test_queue_position_is_read_for_more_than_a_batch_or_after_backlog() -> None:

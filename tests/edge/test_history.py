@@ -9,7 +9,13 @@ import pytest
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.activity.cost import Cost
-from services.edge.activity.history import MAX_REQUESTS, STEP_SECONDS, STEPS, Finished, History
+from services.edge.activity.history import (
+    MAX_REQUESTS,
+    STEP_SECONDS,
+    STEPS,
+    Finished,
+    RequestHistory,
+)
 
 BEGIN = 1_700_000_000.0
 
@@ -22,7 +28,7 @@ def finished(
     )
 
 
-def steps(history: History, now: float) -> dict[str, Any]:
+def steps(history: RequestHistory, now: float) -> dict[str, Any]:
     content = history.content(now)
     assert {len(column) for column in content["steps"].values()} == {len(content["steps"]["p50"])}
     found: dict[str, Any] = content["steps"]
@@ -30,7 +36,7 @@ def steps(history: History, now: float) -> dict[str, Any]:
 
 
 def test_steps_count_requests_errors_and_tokens() -> None:
-    history = History(BEGIN)
+    history = RequestHistory(BEGIN)
     for status, reason in (
         (200, ""),
         (200, "WORKER_LOST"),
@@ -50,7 +56,7 @@ def test_steps_count_requests_errors_and_tokens() -> None:
 
 @pytest.mark.parametrize("seconds", [0.002, 0.05, 0.9, 59.0])
 def test_percentiles_are_accurate_to_ten_percent(seconds: float) -> None:
-    history = History(BEGIN)
+    history = RequestHistory(BEGIN)
     for at in range(100):
         history.note_request(finished(BEGIN, seconds if at < 98 else 10 * seconds))
     found = steps(history, BEGIN)
@@ -59,7 +65,7 @@ def test_percentiles_are_accurate_to_ten_percent(seconds: float) -> None:
 
 
 def test_latencies_beyond_the_bins_are_counted() -> None:
-    history = History(BEGIN)
+    history = RequestHistory(BEGIN)
     history.note_request(finished(BEGIN, 0.0))
     history.note_request(finished(BEGIN, 1e9))
     assert steps(history, BEGIN)["p50"] == [1.0]
@@ -67,7 +73,7 @@ def test_latencies_beyond_the_bins_are_counted() -> None:
 
 
 def test_values_older_than_an_hour_are_dropped() -> None:
-    history = History(BEGIN)
+    history = RequestHistory(BEGIN)
     history.note_request(finished(BEGIN))
     history.note_queue(7, BEGIN)
     history.note_queue(5, BEGIN)
@@ -88,7 +94,7 @@ def test_values_older_than_an_hour_are_dropped() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    history = History(BEGIN)
+    history = RequestHistory(BEGIN)
     assert history.array_bytes == 132_480
     tracemalloc.start()
     try:
@@ -110,7 +116,7 @@ def test_cost_of_several_calls_is_their_sum() -> None:
         usage=pb.Usage(input_tokens=3, output_tokens=2), timings=pb.Timings(queue_seconds=0.5)
     )
     for _ in range(2):
-        cost.note_question(pb.ExtractRequest(model="o/m", text=pb.TextTask()))
+        cost.note_request(pb.ExtractRequest(model="o/m", text=pb.TextTask()))
         cost.note_reply(reply)
     assert (cost.verb, cost.model, cost.input_tokens, cost.output_tokens, cost.seconds[0]) == (
         "write",

@@ -14,14 +14,12 @@ from typing import Any
 
 import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric import rsa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from libs.errors import InvalidInput, Unauthenticated
 from libs.serving import Identity, Security
 from libs.serving.security.authentication import Authenticator, certified
-from libs.serving.security.jwks import read_keys
 from libs.serving.security.tokens import read_tokens
 from tests.serving.parts import CLIENT, write_tokens
 from tests.support.certificates import AUDIENCE, ISSUER, Issuer, forged, write_jwks
@@ -180,73 +178,6 @@ def test_static_tokens_and_jwts_work_together(tmp_path: Path) -> None:
     known = Authenticator(Security(tokens=tokens, jwks=jwks, issuer=ISSUER, audience=AUDIENCE))
     assert identify(known, CLIENT).subject == "frontend"
     assert identify(known, issuer.token()).subject == "somebody"
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", r"keys\.json:1: is not JSON"),
-        ('{"keys": [\n{]}', r"keys\.json:2: is not JSON"),
-        ("[" * 100_000, "is not JSON"),
-        ("[]", "`keys` must be a list"),
-        ('{"keys": []}', "`keys` must be a list"),
-        ('{"keys": [7]}', r"`keys\[0\]` is not a JWK"),
-        ('{"keys": [{"kty": "oct", "k": "c2VjcmV0", "kid": "a"}]}', r"`keys\[0\]` is a secret"),
-        (
-            '{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB", "d": "AQAB"}]}',
-            r"`keys\[0\]` is a secret",
-        ),
-        (
-            '{"keys": [{"kty": "EC", "crv": "P-256", "x": "AA"}]}',
-            r"`keys\[0\]` is not a usable JWK",
-        ),
-        ('{"keys": [{"kty": "XX"}]}', r"`keys\[0\]` is not a usable JWK"),
-        ('{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB", "alg": "HS256"}]}', r"`keys\[0\]`"),
-        (
-            '{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB", "use": "enc"}]}',
-            "only signature keys",
-        ),
-    ],
-)
-def test_broken_jwks_file_error_names_the_file(text: str, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
-    path.write_text(text)
-    with pytest.raises(InvalidInput, match=words) as raised:
-        read_keys(path, ISSUER, AUDIENCE)
-    assert raised.value.field == "SHOAL_JWKS"
-    assert "c2VjcmV0" not in raised.value.message
-
-
-def test_several_keys_need_ids_and_short_keys_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
-    one, two = Issuer.make().jwk(), Issuer.make().jwk()
-    short = Issuer(rsa.generate_private_key(65537, 1024), "k1", "RS256").jwk()
-    for keys, words in (
-        ([one, two], r"`keys\[1\]` has the same kid as another key"),
-        (
-            [one, {name: value for name, value in two.items() if name != "kid"}],
-            r"`keys\[1\]` needs a kid",
-        ),
-        ([short], "1024 bits"),
-        ([one | {"alg": "ES384"}], r"`keys\[0\]`"),
-    ):
-        path.write_text(json.dumps({"keys": keys}))
-        with pytest.raises(InvalidInput, match=words):
-            read_keys(path, ISSUER, AUDIENCE)
-    path.write_text(
-        json.dumps(
-            {
-                "keys": [
-                    {
-                        name: value
-                        for name, value in one.items()
-                        if name not in ("kid", "alg", "use")
-                    }
-                ]
-            }
-        )
-    )
-    assert len(read_keys(path, ISSUER, AUDIENCE).by_id) == 1
 
 
 @pytest.mark.parametrize(
