@@ -97,6 +97,7 @@ class FakeClient:
         finally:
             self.active -= 1
         self.texts += texts
+        options["on_progress"](len(texts), len(texts))
         skipped = tuple(
             Skipped(index, InputTooLong.reason, f"items[{index}].text is too long")
             for index, text in enumerate(texts)

@@ -614,6 +614,20 @@ async def test_queries_may_be_a_column(tmp_path: Path, out: Path) -> None:
     assert table(out)["score"].to_pylist() == [1002.0, 5002.0, 1002.0, 5002.0]
 
 
+async def test_each_reply_shows_that_the_job_does_not_hang(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk may need as many requests as it has rows."""
+    source = tmp_path / "in.jsonl"
+    write_lines(source, [{"id": "d", "text": "a", "q": f"query {number}"} for number in range(9)])
+    client, extended = FakeClient(), list[int]()
+    monkeypatch.setattr(
+        JobRun, "_expect_within", lambda self, seconds: extended.append(len(client.texts))
+    )
+    await run(Folder(out), source, client, made=recipe(verb="score", query_column="q"))
+    assert set(range(1, 10)) <= set(extended)
+
+
 async def test_extractions_are_lines(source: Path, out: Path) -> None:
     client = FakeClient()
     client.skips = lambda text: text.startswith("text 2 ")

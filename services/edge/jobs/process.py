@@ -30,7 +30,7 @@ MAX_IDLE_SECONDS: Final = 900.0
 an input of 10,000 objects, or repeated reads of a store that does not respond, take minutes.
 """
 MAX_IDLE_STOP_SECONDS: Final = 120.0
-"""The same after a request to pause or cancel, which a client waits for."""
+"""Maximum time until a process has followed a request to pause or cancel the job."""
 WATCH_SECONDS: Final = 1.0
 
 INHERITED_VARIABLES: Final = frozenset(
@@ -45,8 +45,9 @@ INHERITED_VARIABLES: Final = frozenset(
 )
 """Variables of the edge that its processes of jobs have, too."""
 INHERITED_PREFIXES: Final = (
-    *("AWS_", "AZURE_", "FSSPEC_", "GCSFS_", "GOOGLE_"),
-    *("ARROW_", "GRPC_", "LC_", "MALLOC_", "OMP_", "PYTHON"),
+    *("AWS_", "AZURE_", "BOTO_", "CLOUDSDK_", "FSSPEC_", "GCLOUD_", "GCSFS_", "GOOGLE_", "HF_"),
+    *("IDENTITY_", "MSI_", "XDG_"),
+    *("ARROW_", "GRPC_", "LC_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON"),
 )
 """Prefixes of further ones: of the stores of inputs and outputs, and of the libraries. Those of
 Shoal are not among them: the process gets its order by a pipe, and the edge has other secrets.
@@ -74,7 +75,7 @@ class JobProcess:
     def __init__(self, process: Process, job: str) -> None:
         self._process, self._job = process, job
         self.pid = process.pid
-        self._idle_seconds, self._max_idle_seconds = 0.0, MAX_IDLE_SECONDS
+        self._idle_seconds, self._is_requested = 0.0, False
 
     @staticmethod
     async def start(job: str, order: dict[str, Any]) -> JobProcess:
@@ -106,8 +107,10 @@ class JobProcess:
         return self._process.returncode is None
 
     def request(self, name: str) -> None:
-        """Request that the process pauses or cancels the job, soon."""
-        self._max_idle_seconds = MAX_IDLE_STOP_SECONDS
+        """Request that the process pauses or cancels the job, soon: from now on, the time counts
+        that it takes for that, whatever it does.
+        """
+        self._idle_seconds, self._is_requested = 0.0, True
         self.write(request=name)
 
     def write(self, **content: Any) -> None:
@@ -129,7 +132,8 @@ class JobProcess:
                 if "end" in report:
                     ended: Report = report["end"]
                     return ended
-                self._idle_seconds = report.get("overdue_seconds", 0.0)
+                if not self._is_requested:
+                    self._idle_seconds = report.get("overdue_seconds", 0.0)
                 take(report)
             await self._process.wait()
         except ValueError as error:  # The line is too long, or not JSON.
@@ -144,7 +148,9 @@ class JobProcess:
 
         The time is counted in short waits: a frozen edge does not blame the process for its pause.
         """
-        while self._idle_seconds <= self._max_idle_seconds:
+        while self._idle_seconds <= (
+            MAX_IDLE_STOP_SECONDS if self._is_requested else MAX_IDLE_SECONDS
+        ):
             await asyncio.sleep(WATCH_SECONDS)
             self._idle_seconds += WATCH_SECONDS
         self._warn("process of a job hangs and is killed", seconds=self._idle_seconds)

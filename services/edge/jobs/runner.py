@@ -233,7 +233,7 @@ class JobRunner:
 
     async def _order(self, metadata: Metadata) -> dict[str, Any]:
         record, settings = self.record, self._settings
-        others = await self._context.io(self._store.bytes_of_others, record.id)
+        others = await self._context.io(self._store.bytes_of_others, record)
         limits = {
             **record.limits,
             "prices": dict(settings.prices),

@@ -59,10 +59,16 @@ class JobStore:
         """Yield those of these jobs that still exist."""
         return filter(None, map(self.job, ids))
 
-    def bytes_of_others(self, identity: str) -> int:
-        """Return the size of the outputs of all jobs but one."""
-        others = self.jobs(one for one in self.ids() if one != identity)
-        return sum(record.counts.bytes for record in others)
+    def bytes_of_others(self, job: JobRecord) -> int:
+        """Return the size of the tenant's outputs but that of a job, which others may have written
+        before it.
+        """
+        sizes: dict[str, int] = {}
+        for record in filter(None, (self._read(one + _JSON) for one in self.ids())):
+            output = record.output.rstrip("/")
+            sizes[output] = max(sizes.get(output, 0), record.counts.bytes)
+        sizes.pop(job.output.rstrip("/"), None)
+        return sum(sizes.values())
 
     def active_ids(self) -> list[str]:
         """Return the ids of jobs that wait or run, and perhaps some that just stopped."""
@@ -83,7 +89,9 @@ class JobStore:
         False, and change nothing, if another edge or request did so first.
         """
         content = msgspec.json.encode(record)
-        if not self._records().create(_changed_name(record.id, record.changes), content):
+        name = _changed_name(record.id, record.changes)
+        # A write whose response was lost is repeated, and finds itself.
+        if not self._records().create(name, content) and self._records().read(name) != content:
             return False
         self.save(record)  # So that few numbers are tried to find it.
         return True

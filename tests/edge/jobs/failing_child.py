@@ -23,6 +23,13 @@ else:
     sys.stdin.readline()
     if way == "waits":
         sys.stdin.read()
+    elif way == "slow":  # A chunk is overdue, and a request to pause is followed all the same.
+        print(json.dumps({"counts": {}, "overdue_seconds": 125.0}), flush=True)
+        sys.stdin.readline()
+        print(json.dumps({"counts": {}, "overdue_seconds": 125.5}), flush=True)
+        end = {"state": "paused", "error": "", "reason": "", "counts": {"rows": 7}}
+        threading.Event().wait(1.0)
+        print(json.dumps({"end": end}), flush=True)
     elif way == "overdue":
         print(json.dumps({"counts": {}, "overdue_seconds": 1e6}), flush=True)
     elif way == "stays":

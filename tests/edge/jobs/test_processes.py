@@ -128,6 +128,18 @@ async def test_job_of_a_process_that_hangs_can_be_cancelled(
         assert (await wait_for(http, job))["status"] == "cancelled"
 
 
+async def test_slow_chunk_does_not_count_against_a_request_to_pause(
+    files: Files, fail: Callable[[str], None], made: list[JobRunner]
+) -> None:
+    fail("slow")
+    async with edge(Script(encode=encode), **files.settings) as http:
+        job = await submit(http, files.request())
+        await until(lambda: _pid(made) != 0, "a process", 120.0)
+        await act(http, job, "pause")
+        found = await wait_for(http, job)
+    assert (found["status"], found["counts"]["rows"]) == ("paused", 7)
+
+
 async def test_process_has_no_secret_of_the_edge(
     files: Files, made: list[JobRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:

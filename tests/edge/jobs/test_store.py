@@ -205,6 +205,25 @@ async def test_outputs_of_a_tenant_have_a_quota(files: Files) -> None:
         assert (await wait_for(http, blue, x_shoal_tenant="blue"))["status"] == "completed"
 
 
+def test_output_of_several_jobs_counts_once(files: Files) -> None:
+    store = JobStore(BatchStore(str(files.storage)), "tenant")
+    made = []
+    for output, size in (("a", 5), ("a/", 7), ("b", 3)):
+        made.append(replace(record(files, "failed"), output=output))
+        made[-1].counts.bytes = size
+        store.save(made[-1])
+    assert [store.bytes_of_others(one) for one in made] == [3, 3, 7]
+    assert store.bytes_of_others(replace(made[0], output="c")) == 10
+
+
+def test_write_whose_response_was_lost_is_no_change_by_another_edge(files: Files) -> None:
+    store = JobStore(BatchStore(str(files.storage)), "tenant")
+    ended = replace(record(files, "completed"), changes=1)
+    assert store.change(ended)
+    assert store.change(ended)
+    assert not store.change(replace(ended, status="failed"))
+
+
 @pytest.mark.parametrize("act", ["end", "run again", "delete"])
 def test_job_is_found_and_whole_whatever_write_fails(
     files: Files, act: str, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Final, Literal
 
 from shoal.bulk.cost import CostMeter
@@ -361,7 +362,14 @@ class JobRun:
             expected = self._manifest.recipe.options.get("expect_embedding_id") or expected
             timeout = self._timeout
             answered = answer.rows
-            sending = self._sender.send(chunk, rows, answer, expected=expected, timeout=timeout)
+            sending = self._sender.send(
+                chunk,
+                rows,
+                answer,
+                expected=expected,
+                timeout=timeout,
+                on_reply=partial(self._expect_within, timeout),
+            )
             task = asyncio.create_task(sending)
             self._sending.add(task)
             self._expect_within(timeout)
@@ -472,7 +480,11 @@ class JobRun:
         """Raise JobError if the parts are too large."""
         size, most = self._manifest.size, self._manifest.limits.output_bytes
         if most and size > most:
-            raise JobError(f"the parts have {size:,} bytes, and at most {most:,} are allowed")
+            raise JobError(
+                f"the parts have {size:,} bytes, and at most {most:,} are allowed: of a submitted "
+                "job this is what SHOAL_JOBS_TENANT_OUTPUT_BYTES leaves next to its tenant's other "
+                "outputs"
+            )
 
     def _check_complete(self) -> None:
         manifest = self._manifest

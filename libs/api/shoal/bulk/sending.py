@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -96,6 +96,7 @@ class Sender:
         *,
         expected: str = "",
         timeout: float | None = None,
+        on_reply: Callable[[], None] = lambda: None,
     ) -> None:
         """Add the results of a chunk, or some of its rows, to an answer. Rows that it has are not
         sent, so a call that failed may be repeated.
@@ -103,6 +104,7 @@ class Sender:
         Args:
             expected: The embedding id that vectors must have; empty for any.
             timeout: Seconds for one request; None for the client's.
+            on_reply: Called after each request, of which a chunk may need many.
 
         Raises:
             ShoalError: A request failed for a cause that concerns more than a row.
@@ -114,7 +116,7 @@ class Sender:
             elif row not in done:
                 valid.append(row)
         for query, same in self._by_query(chunk, valid):
-            required = {"expected": expected, "timeout": timeout}
+            required = {"expected": expected, "timeout": timeout, "on_reply": on_reply}
             await self._send(chunk, query, same, required, answer)
 
     def _by_query(self, chunk: RowChunk, rows: list[int]) -> list[tuple[str, list[int]]]:
@@ -149,13 +151,20 @@ class Sender:
         answer.errors |= {rows[one.index]: _reason(one) for one in result.skipped}
 
     async def _ask(
-        self, query: str, texts: Sequence[str], *, expected: str, timeout: float | None
+        self,
+        query: str,
+        texts: Sequence[str],
+        *,
+        expected: str,
+        timeout: float | None,
+        on_reply: Callable[[], None],
     ) -> Result:
         common: dict[str, Any] = {
             **self._arguments,
             "priority": "bulk",
             "on_invalid": "skip",
             "timeout": timeout,
+            "on_progress": lambda done, total: on_reply(),
         }
         model, client = self._recipe.model, self._client
         if self._recipe.verb == "encode":

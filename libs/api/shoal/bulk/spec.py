@@ -14,7 +14,7 @@ from shoal.tasks import Chunking, Classify, Entities, ReadText, Relations, Task
 
 Verb = Literal["encode", "score", "extract"]
 VERBS: Final = ("encode", "score", "extract")
-FORMAT: Final = 2
+FORMAT: Final = 3
 """The version of manifests and of the names of parts."""
 DEFAULT_CHUNK_ROWS: Final = 1024
 MAX_CHUNK_ROWS: Final = 1 << 20

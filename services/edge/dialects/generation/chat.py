@@ -20,6 +20,7 @@ from services.edge.dialects.generation.choices import (
     sampling_fields,
 )
 from services.edge.dialects.generation.common import (
+    TOOL,
     GenerationRequest,
     MessageContent,
     StreamedText,
@@ -410,6 +411,8 @@ def _contents(message: ChatMessage, field: str) -> list[MessageContent]:
         )
     if message.content is None and message.tool_calls:
         return []
+    if message.role == TOOL and not message.content:  # a function may return nothing
+        return [MessageContent("", f"{field}.content")]
     if message.content is None:
         raise invalid(f"{field}.content is required", f"{field}.content")
     if isinstance(message.content, str):
