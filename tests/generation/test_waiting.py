@@ -15,6 +15,7 @@ from libs.kernels.attention.paged import pages_for
 from libs.models import InputSequence, Unfinished
 from libs.models.generation.model import GenerativeModel
 from libs.models.interface.work import TextWork, never_cancelled
+from libs.telemetry import metrics
 from services.worker.jobs.execution.oom_recovery import OomRecovery
 from services.worker.jobs.execution.runner import DeviceRunner
 from services.worker.jobs.held import HeldJob, Lease
@@ -101,8 +102,8 @@ class Device:
         self.now += 0.001
         return self.now
 
-    def add(self, number: int, most: int) -> HeldJob:
-        job = worker_pb2.Job(job_id=str(number), deadline_unix_ms=1, tenant="t")
+    def add(self, number: int, most: int, tenant: str = "t") -> HeldJob:
+        job = worker_pb2.Job(job_id=str(number), deadline_unix_ms=1, tenant=tenant)
         held = HeldJob(number, job, Lease(worker_pb2.Lane(), "1", 15.0), self.resident, 0.0, 0.0)
         work = TextWork(["a"], max_tokens=most)
         held.prepared = self.model.prepare(work, never_cancelled)
@@ -134,6 +135,23 @@ def test_sequences_that_wait_for_memory_count_as_waiting_work(model: GenerativeM
     assert device.meter.tokens == sum(prices), "each prompt and each token of an answer, once"
     assert device.meter.unneeded == 0
     assert not device.runner.waiting()
+
+
+def test_generation_without_memory_does_not_preempt_again_at_once(model: GenerativeModel) -> None:
+    device = Device(model)
+    jobs = [device.add(number, 20) for number in range(Device.TEXTS)]
+    device.forward()
+    running = device.runner._next()
+    assert running is not None
+    jobs.append(device.add(Device.TEXTS, 20, tenant="light"))
+    device.runner._waiting_room.ran(running, 1.0, device.now)
+    batches = metrics.BATCH_PREEMPTIONS._value.get()
+    device.runner._preempt(running)
+    assert metrics.BATCH_PREEMPTIONS._value.get() == batches + 1
+    device.runner._serve(running, device.runner._sequence_jobs(running))
+    while len(device.outcomes.done) < len(jobs):
+        device.forward()
+    assert device.outcomes.done[-1] is jobs[-1]
 
 
 def test_worker_takes_in_what_it_can_run_soon(model: GenerativeModel) -> None:

@@ -549,8 +549,10 @@ class DeviceRunner:
         cpu_started, computed = time.thread_time(), 0.0
         while batch is not None:
             metrics.BATCH_PREEMPTIONS.inc()
-            computed += self._serve(batch, self._sequence_jobs(batch), is_preempting=True)
-            batch = self._next_preempting(running)
+            done = self._serve(batch, self._sequence_jobs(batch), is_preempting=True)
+            computed += done.seconds
+            # The running batch may hold the memory that the others wait for.
+            batch = None if done.has_only_waited else self._next_preempting(running)
         seconds = self._clock() - started
         self._preempting_cpu_seconds += time.thread_time() - cpu_started
         self.device_time.preempting_seconds(seconds - computed)
@@ -625,8 +627,8 @@ class DeviceRunner:
                     model.drop(held.ready.sequences)
                 self._begun.discard(held.number)
 
-    def _serve(self, batch: Batch, jobs: list[HeldJob], *, is_preempting: bool = False) -> float:
-        """Run a batch to its end. Return its seconds, without those of preempting batches."""
+    def _serve(self, batch: Batch, jobs: list[HeldJob], *, is_preempting: bool = False) -> Done:
+        """Run a batch to its end. Its seconds are without those of preempting batches."""
         preempting_seconds = 0.0
 
         def preempt() -> None:
@@ -654,11 +656,9 @@ class DeviceRunner:
         if not is_preempting:
             self.device_time.ended(ended)
         seconds = ended - started - preempting_seconds
-        self._finish(
-            Done(batch, jobs, deduplicated, recovery, started, ended, seconds),
-            is_last=not is_preempting,
-        )
-        return seconds
+        done = Done(batch, jobs, deduplicated, recovery, started, ended, seconds)
+        self._finish(done, is_last=not is_preempting)
+        return done
 
     def _finish(self, done: Done, *, charged: float = 0.0, is_last: bool) -> None:
         """Charge and measure a batch, and pass on its outcomes. `is_last`: no other batch is on the
