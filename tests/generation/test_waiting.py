@@ -16,6 +16,8 @@ from libs.models import InputSequence, Unfinished
 from libs.models.generation.model import GenerativeModel
 from libs.models.interface.work import TextWork, never_cancelled
 from libs.telemetry import metrics
+from services.scheduler.demand import Goals, ModelWork, PoolInput, compute_need
+from services.scheduler.rates import ArrivalRate
 from services.worker.jobs.execution.oom_recovery import OomRecovery
 from services.worker.jobs.execution.runner import DeviceRunner
 from services.worker.jobs.held import HeldJob, Lease
@@ -69,19 +71,21 @@ class RecordingMeter(Meter):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = self.unneeded = 0
+        self.seconds = 0.0
 
-    def add_steps(self, tokens: int, seconds: float, unneeded: int) -> None:
-        super().add_steps(tokens, seconds, unneeded)
+    def add_steps(self, tokens: int, seconds: float, unneeded: int, occupied: float) -> None:
+        super().add_steps(tokens, seconds, unneeded, occupied)
         self.tokens, self.unneeded = self.tokens + tokens, self.unneeded + unneeded
+        self.seconds += seconds
 
 
 class Device:
-    """A worker's device thread, step by step, with a model that has memory for four texts."""
+    """A worker's device thread, step by step, with a model that has memory for `texts`."""
 
     TEXTS = 4
 
-    def __init__(self, model: GenerativeModel) -> None:
-        model.pages = 2 * self.TEXTS
+    def __init__(self, model: GenerativeModel, texts: int = TEXTS) -> None:
+        model.pages = 2 * texts
         self.model = model
         self.outcomes = RecordedOutcomes()
         self.meter = RecordingMeter()
@@ -135,6 +139,27 @@ def test_sequences_that_wait_for_memory_count_as_waiting_work(model: GenerativeM
     assert device.meter.tokens == sum(prices), "each prompt and each token of an answer, once"
     assert device.meter.unneeded == 0
     assert not device.runner.waiting()
+
+
+@pytest.mark.parametrize(("texts", "load"), [(64, 8 / 64), (4, 1.0)])
+def test_load_of_endless_generations_is_the_share_of_memory_that_they_occupy(
+    model: GenerativeModel, texts: int, load: float
+) -> None:
+    device, streams = Device(model, texts), 8
+    jobs = [device.add(number, 20) for number in range(streams)]
+    while len(device.outcomes.done) < 6 * streams:
+        device.forward()
+        while len(jobs) < len(device.outcomes.done) + streams:
+            jobs.append(device.add(len(jobs), 20))
+    meter = device.meter
+    arrivals = (meter.tokens + meter.unneeded) / meter.seconds
+    held = streams * (jobs[0].ready.tokens + 20)
+    rate = ArrivalRate(arrivals, arrivals)
+    work = ModelWork("org/m", 0, held, rate, meter.tokens_per_second)
+    assert work.offered_load == pytest.approx(load, rel=0.1)
+    pool = PoolInput("cpu", 0.0, 60.0, 60.0, (work,), ready=1)
+    need = compute_need(pool, Goals(target_utilization=0.75))
+    assert need.workers == pytest.approx(load / 0.75, rel=0.1)
 
 
 def test_generation_without_memory_does_not_preempt_again_at_once(model: GenerativeModel) -> None:

@@ -108,33 +108,43 @@ class Meter:
         self._forward_tokens = 0.0
         self._forward_squares = 0.0
         self._forward_seconds = 0.0
+        self._full_seconds = 0.0
         self._unneeded_tokens = 0.0
         self._off_seconds = 0.0
         self._text_tokens = 0.0
         self._text_bytes = 0.0
 
     def add_forward(self, tokens: int, seconds: float) -> None:
-        self._add(tokens, seconds, 0, _KEPT)
+        kept = self._add(tokens, seconds, seconds, 0, _KEPT)
+        self._forward_squares = self._forward_squares * kept + tokens * tokens
 
-    def add_steps(self, tokens: int, seconds: float, unneeded: int) -> None:
+    def add_steps(self, tokens: int, seconds: float, unneeded: int, occupied: float) -> None:
         """Add a forward pass of a generative model.
 
         Args:
             unneeded: Tokens that the price of answers that ended in it counts, and that were not
                 generated. The work that waits is counted by the same prices.
+            occupied: The share of the sequences that can be in progress together. Passes follow
+                one another even for a single sequence, so that their seconds alone would make each
+                worker with one look fully used.
         """
-        self._add(tokens, seconds, unneeded, math.exp(-seconds / GENERATION_SECONDS))
+        kept = math.exp(-seconds / GENERATION_SECONDS)
+        self._add(tokens, seconds, seconds * occupied, unneeded, kept)
 
-    def _add(self, tokens: int, seconds: float, unneeded: int, kept: float) -> None:
+    def _add(
+        self, tokens: int, seconds: float, full_seconds: float, unneeded: int, kept: float
+    ) -> float:
+        """Add a pass, and return the share that is kept of earlier ones."""
         off = abs(seconds - self.expected_seconds(tokens)) if self._forwards > 1 else 0.0
         self._forwards += 1
         # The first pass includes warm-up: it only counts until the second.
         kept = 0.0 if self._forwards == 2 else kept
         self._unneeded_tokens = self._unneeded_tokens * kept + unneeded
         self._forward_tokens = self._forward_tokens * kept + tokens
-        self._forward_squares = self._forward_squares * kept + tokens * tokens
         self._forward_seconds = self._forward_seconds * kept + seconds
+        self._full_seconds = self._full_seconds * kept + full_seconds
         self._off_seconds = self._off_seconds * kept + off
+        return kept
 
     def add_texts(self, tokens: int, text_bytes: int) -> None:
         """Add the counts of `whole_texts`. Zero counts leave the rate unchanged."""
@@ -145,9 +155,11 @@ class Meter:
 
     @property
     def tokens_per_second(self) -> float:
-        """The work done per second, in the tokens of prices."""
+        """The work done per second, in the tokens of prices. For a generative model: with as many
+        sequences as it can have in progress.
+        """
         tokens = self._forward_tokens + self._unneeded_tokens
-        return tokens / self._forward_seconds if self._forward_seconds else 0.0
+        return tokens / self._full_seconds if self._full_seconds else 0.0
 
     @property
     def _computed_per_second(self) -> float:
@@ -156,7 +168,7 @@ class Meter:
     @property
     def batch_tokens(self) -> int:
         """The batch size at which the speed was measured: that of the average token's batch; 0
-        until measured.
+        until measured, and for a generative model, whose speed does not depend on it.
         """
         return round(self._forward_squares / self._forward_tokens) if self._forward_tokens else 0
 
