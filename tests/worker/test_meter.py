@@ -60,6 +60,18 @@ def test_speed_of_generations_is_that_of_a_full_pool() -> None:
     assert meter.batch_tokens == 0, "the speed is not of that few tokens"
 
 
+def test_ends_of_long_answers_are_no_peaks_of_the_speed() -> None:
+    meter, speeds, price, generated = Meter(), [], 4096, 1000
+    for _ in range(8):
+        for step in range(generated):
+            is_last = step == generated - 1
+            meter.add_steps(1, 0.06, price - generated if is_last else 0, 1.0)
+            speeds.append(meter.tokens_per_second)
+    true = price / (generated * 0.06)
+    assert max(speeds) < 1.3 * true
+    assert min(speeds[3 * generated :]) > 0.7 * true
+
+
 def test_first_pass_counts_only_until_the_second() -> None:
     meter = Meter()
     assert (meter.tokens_per_second, meter.batch_tokens) == (0.0, 0)
