@@ -178,7 +178,7 @@ class Meter:
     @property
     def batch_tokens(self) -> int:
         """The batch size at which the speed was measured: that of the average token's batch; 0
-        until measured, and for a generative model, whose speed does not depend on it.
+        until measured, and for a generative model: its speed does not depend on it.
         """
         return round(self._forward_squares / self._forward_tokens) if self._forward_tokens else 0
 
