@@ -26,7 +26,7 @@ from shoal.requests.items import (
     item_messages,
     max_request_items,
 )
-from shoal.tasks import Entities, Item
+from shoal.tasks import Entities, Item, Regions
 
 PIXELS: NDArray[np.uint8] = np.random.default_rng(3).integers(0, 255, (31, 20, 3), dtype=np.uint8)
 
@@ -205,6 +205,11 @@ def test_one_label_is_not_split_into_characters() -> None:
         InvalidInput, match=r"entities.labels is a dict; it must be a list of labels"
     ):
         ExtractPlan(["text"], Entities(labels=described), "org/model", {})
+
+
+def test_labels_of_regions_count_as_answers_that_may_be_generated() -> None:
+    plan = ExtractPlan(["a"], Regions(labels=list(map(str, range(256)))), "org/model", {})
+    assert 1 <= plan.max_items <= 1_048_576 // (256 * 256), "a router refuses more"
 
 
 def test_parts_keep_their_order() -> None:

@@ -15,6 +15,9 @@ from libs.kernels.attention.paged import pages_for
 from libs.models import InputSequence, Unfinished
 from libs.models.generation.model import GenerativeModel
 from libs.models.interface.work import TextWork, never_cancelled
+from libs.telemetry import metrics
+from services.scheduler.demand import Goals, ModelWork, PoolInput, compute_need
+from services.scheduler.rates import ArrivalRate
 from services.worker.jobs.execution.oom_recovery import OomRecovery
 from services.worker.jobs.execution.runner import DeviceRunner
 from services.worker.jobs.held import HeldJob, Lease
@@ -68,19 +71,21 @@ class RecordingMeter(Meter):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = self.unneeded = 0
+        self.seconds = 0.0
 
-    def add_steps(self, tokens: int, seconds: float, unneeded: int) -> None:
-        super().add_steps(tokens, seconds, unneeded)
+    def add_steps(self, tokens: int, seconds: float, unneeded: int, occupied: float) -> None:
+        super().add_steps(tokens, seconds, unneeded, occupied)
         self.tokens, self.unneeded = self.tokens + tokens, self.unneeded + unneeded
+        self.seconds += seconds
 
 
 class Device:
-    """A worker's device thread, step by step, with a model that has memory for four texts."""
+    """A worker's device thread, step by step, with a model that has memory for `texts`."""
 
     TEXTS = 4
 
-    def __init__(self, model: GenerativeModel) -> None:
-        model.pages = 2 * self.TEXTS
+    def __init__(self, model: GenerativeModel, texts: int = TEXTS) -> None:
+        model.pages = 2 * texts
         self.model = model
         self.outcomes = RecordedOutcomes()
         self.meter = RecordingMeter()
@@ -101,8 +106,8 @@ class Device:
         self.now += 0.001
         return self.now
 
-    def add(self, number: int, most: int) -> HeldJob:
-        job = worker_pb2.Job(job_id=str(number), deadline_unix_ms=1, tenant="t")
+    def add(self, number: int, most: int, tenant: str = "t") -> HeldJob:
+        job = worker_pb2.Job(job_id=str(number), deadline_unix_ms=1, tenant=tenant)
         held = HeldJob(number, job, Lease(worker_pb2.Lane(), "1", 15.0), self.resident, 0.0, 0.0)
         work = TextWork(["a"], max_tokens=most)
         held.prepared = self.model.prepare(work, never_cancelled)
@@ -134,6 +139,44 @@ def test_sequences_that_wait_for_memory_count_as_waiting_work(model: GenerativeM
     assert device.meter.tokens == sum(prices), "each prompt and each token of an answer, once"
     assert device.meter.unneeded == 0
     assert not device.runner.waiting()
+
+
+@pytest.mark.parametrize(("texts", "load"), [(64, 8 / 64), (4, 1.0)])
+def test_load_of_endless_generations_is_the_share_of_memory_that_they_occupy(
+    model: GenerativeModel, texts: int, load: float
+) -> None:
+    device, streams = Device(model, texts), 8
+    jobs = [device.add(number, 20) for number in range(streams)]
+    while len(device.outcomes.done) < 6 * streams:
+        device.forward()
+        while len(jobs) < len(device.outcomes.done) + streams:
+            jobs.append(device.add(len(jobs), 20))
+    meter = device.meter
+    arrivals = (meter.tokens + meter.unneeded) / meter.seconds
+    held = streams * (jobs[0].ready.tokens + 20)
+    rate = ArrivalRate(arrivals, arrivals)
+    work = ModelWork("org/m", 0, held, rate, meter.tokens_per_second)
+    assert work.offered_load == pytest.approx(load, rel=0.1)
+    pool = PoolInput("cpu", 0.0, 60.0, 60.0, (work,), ready=1)
+    need = compute_need(pool, Goals(target_utilization=0.75))
+    assert need.workers == pytest.approx(load / 0.75, rel=0.1)
+
+
+def test_generation_without_memory_does_not_preempt_again_at_once(model: GenerativeModel) -> None:
+    device = Device(model)
+    jobs = [device.add(number, 20) for number in range(Device.TEXTS)]
+    device.forward()
+    running = device.runner._next()
+    assert running is not None
+    jobs.append(device.add(Device.TEXTS, 20, tenant="light"))
+    device.runner._waiting_room.ran(running, 1.0, device.now)
+    batches = metrics.BATCH_PREEMPTIONS._value.get()
+    device.runner._preempt(running)
+    assert metrics.BATCH_PREEMPTIONS._value.get() == batches + 1
+    device.runner._serve(running, device.runner._sequence_jobs(running))
+    while len(device.outcomes.done) < len(jobs):
+        device.forward()
+    assert device.outcomes.done[-1] is jobs[-1]
 
 
 def test_worker_takes_in_what_it_can_run_soon(model: GenerativeModel) -> None:

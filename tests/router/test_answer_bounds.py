@@ -95,6 +95,20 @@ def test_pages_count_as_generated_texts_unless_only_text_layers_are_read() -> No
     check_extract(request, reads)
 
 
+def test_labels_of_generated_regions_count_as_texts() -> None:
+    writes = card(tasks=[models_pb2.TASK_TEXT, models_pb2.TASK_REGIONS])
+    request = pb.ExtractRequest(
+        model=MODEL,
+        items=[pb.Item(image=pb.Image(data=b"p"))] * 17,
+        regions=pb.RegionsTask(labels=list(map(str, range(256)))),
+    )
+    with pytest.raises(InvalidInput, match=r"4,352 texts .* name fewer regions\.labels") as caught:
+        check_extract(request, writes)
+    assert caught.value.field == "items"
+    del request.items[16:]
+    check_extract(request, writes)
+
+
 def test_any_number_of_images_may_be_searched_for_regions() -> None:
     finds = card(tasks=[models_pb2.TASK_REGIONS])
     items = [pb.Item(image=pb.Image(data=b"p"))] * 500

@@ -206,3 +206,18 @@ def test_regions_are_generated_only_by_a_model_that_writes() -> None:
     detector.CopyFrom(WRITES)
     detector.tasks[:] = [models_pb2.TASK_REGIONS]
     assert costs(request)[0] == costs(request, detector)[0] + 256
+
+
+def test_each_label_of_generated_regions_costs_the_image_and_an_answer() -> None:
+    request = pb.ExtractRequest(
+        items=[picture(make_image_file(9, 9, "PNG"))], regions=pb.RegionsTask(labels=["a"])
+    )
+    (one,) = costs(request)
+    image = one - 2 - 256
+    assert image > 0
+    request.regions.labels[:] = map(str, range(256))
+    assert costs(request) == [2 + 256 * (image + 256)]
+    detector = models_pb2.ModelCard()
+    detector.CopyFrom(WRITES)
+    detector.tasks[:] = [models_pb2.TASK_REGIONS]
+    assert costs(request, detector) == [2 + image], "one pass finds all labels"

@@ -23,6 +23,7 @@ from services.router.state.throughput import (
     lane_throughput,
     wait_seconds,
 )
+from services.worker.scheduling.meter import Meter
 
 LANE = LaneKey("cpu", "a/b")
 TUNED = LaneKey("cpu", "a/b", "a/tuned")
@@ -215,6 +216,15 @@ def test_speed_measured_on_small_batches_refuses_nothing_that_full_ones_could_do
     assert measured_on(0) == 100, "a worker that does not report"
     assert measured_on(2048) == measured_on(512) == 100
     assert measured_on(8) == 100 * 64
+
+
+def test_speed_of_a_generative_model_is_taken_as_reported() -> None:
+    meter = Meter()
+    for _ in range(3):
+        meter.add_steps(8, 0.01, 0, 8 / 64)
+    one = worker("w1", {"a/b": meter.tokens_per_second})
+    record = replace(one.models["a/b"], measured_batch_tokens=meter.batch_tokens)
+    assert rate(LANE, replace(one, models={"a/b": record})) == pytest.approx(64 / 0.01)
 
 
 def test_another_tenants_job_counts_for_a_batch_however_large_it_is_and_ones_own_counts_whole() -> (

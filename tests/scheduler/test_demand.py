@@ -96,18 +96,26 @@ def test_burst_counts_once_it_is_twice_the_usual(fast: float, offered: float) ->
 
 
 @pytest.mark.parametrize("generated", [40, 400])
-def test_generations_that_keep_a_worker_busy_are_the_load_of_one(generated: int) -> None:
-    """Prices count the longest answer, 400 tokens here, whatever the model generates."""
+@pytest.mark.parametrize("occupied", [1.0, 1 / 64])
+def test_generations_are_the_load_of_the_share_that_they_occupy(
+    generated: int, occupied: float
+) -> None:
+    """Prices count the longest answer, 400 tokens here, whatever the model generates. A worker that
+    always computes one text has room for more.
+    """
     prompt, longest, meter = 10, 400, Meter()
     for _ in range(10):
         for step in range(generated):
             is_last = step == generated - 1
             meter.add_steps(
-                prompt + 1 if step == 0 else 1, 0.02, longest - generated if is_last else 0
+                prompt + 1 if step == 0 else 1,
+                0.02,
+                longest - generated if is_last else 0,
+                occupied,
             )
     arrivals = (prompt + longest) / (generated * 0.02)
     one = work(fast=arrivals, slow=arrivals, speed=meter.tokens_per_second)
-    assert one.offered_load == pytest.approx(1.0, rel=0.1)
+    assert one.offered_load == pytest.approx(occupied, rel=0.1)
 
 
 def test_backlog_is_worked_off_in_the_drain_time() -> None:

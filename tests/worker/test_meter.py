@@ -32,13 +32,14 @@ def test_large_batch_counts_for_more_than_a_small_one() -> None:
 def test_speed_of_a_generative_model_is_that_of_many_steps_and_in_the_tokens_of_prices() -> None:
     meter = Meter()
     for _ in range(2):
-        meter.add_steps(1, 0.01, 0)
+        meter.add_steps(1, 0.01, 0, 1.0)
     for _ in range(98):
-        meter.add_steps(1, 0.01, 0)
-    meter.add_steps(500, 0.1, 0)  # a prompt
+        meter.add_steps(1, 0.01, 0, 1.0)
+    meter.add_steps(500, 0.1, 0, 1.0)  # a prompt
     assert meter.tokens_per_second < 600 / 1.0, "not that of the last few"
     computed = meter.expected_seconds(100)
-    meter.add_steps(1, 0.01, 2000)  # an answer ended early: the work that it was priced at is done
+    # An answer ended early: the work that it was priced at is done.
+    meter.add_steps(1, 0.01, 2000, 1.0)
     assert meter.tokens_per_second > 2 * 100 / computed
     assert meter.expected_seconds(100) == pytest.approx(computed, rel=0.05)
 
@@ -46,8 +47,29 @@ def test_speed_of_a_generative_model_is_that_of_many_steps_and_in_the_tokens_of_
 def test_steps_of_a_search_by_beams_add_no_token_until_its_end() -> None:
     meter = Meter()
     for _ in range(3):
-        meter.add_steps(0, 0.01, 0)
+        meter.add_steps(0, 0.01, 0, 1.0)
     assert (meter.tokens_per_second, meter.expected_seconds(10), meter.min_seconds(10)) == (0, 0, 0)
+
+
+def test_speed_of_generations_is_that_of_a_full_pool() -> None:
+    meter = Meter()
+    for _ in range(10):
+        meter.add_steps(8, 0.01, 0, 8 / 64)
+    assert meter.tokens_per_second == pytest.approx(64 / 0.01)
+    assert meter.expected_seconds(8) == pytest.approx(0.01), "of the sequences that there are"
+    assert meter.batch_tokens == 0, "the speed is not of that few tokens"
+
+
+def test_ends_of_long_answers_are_no_peaks_of_the_speed() -> None:
+    meter, speeds, price, generated = Meter(), [], 4096, 1000
+    for _ in range(8):
+        for step in range(generated):
+            is_last = step == generated - 1
+            meter.add_steps(1, 0.06, price - generated if is_last else 0, 1.0)
+            speeds.append(meter.tokens_per_second)
+    true = price / (generated * 0.06)
+    assert max(speeds) < 1.3 * true
+    assert min(speeds[3 * generated :]) > 0.7 * true
 
 
 def test_first_pass_counts_only_until_the_second() -> None:

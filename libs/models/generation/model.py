@@ -154,6 +154,8 @@ class GenerativeModel:
         pools = self.pages * language_model.page_bytes + states
         self.bytes = max(weights + pools, card.memory_bytes)
         # State of the device thread.
+        self.claimed_share = 0.0
+        """The share of the pool that sequences had claimed during the last forward."""
         self._loop: DecodeLoop | None = None
         self._granted: Graphs | None = None  # until the loop creates its graphs
         self._graphs: StepGraphs | None = None
@@ -283,6 +285,7 @@ class GenerativeModel:
                 self._arena.wait()
             try:
                 self._begin(sequences, called)
+                self.claimed_share = self._decode.claimed_share
                 self._steps(
                     [
                         writing

@@ -38,7 +38,8 @@ def price(
       not truncated.
     2. Images cost the tokens that the model makes of their size.
     3. Short texts cost the length to which they are padded.
-    4. A text to generate costs its longest answer. Workers measure their speed in the same tokens
+    4. A text to generate costs its longest answer. Generated regions are one text for each label,
+       which costs the image as well. Workers measure their speed in the same tokens
        (`Meter.add_steps`).
     """
     rate = tokens_per_byte(card, DEFAULT_TOKENS_PER_BYTE)

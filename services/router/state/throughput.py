@@ -164,7 +164,8 @@ def lane_rate(lane: LaneKey, workers: Iterable[WorkerRecord]) -> float:
 
 
 def full_speed(worker: WorkerRecord, model: str) -> float:
-    """Return the tokens/s of full batches; 0: not measured.
+    """Return the tokens/s of full batches; 0: not measured. Generative models report the speed of a
+    full pool of sequences, and no size of batches.
 
     If only small batches were measured, the estimate is optimistic: a pass over few tokens takes
     about as long as one over some more. Admitting too much for a moment is better than refusing

@@ -37,6 +37,11 @@ GENERATION_SECONDS: Final = 10.0
 """Time constant of the decay for a generative model: prompts take much less time for each token
 than answers, so that a few forward passes say little.
 """
+WORK_SECONDS: Final = 120.0
+"""Time constant of the decay for a generative model's work in the tokens of prices. The tokens that
+an answer did not need count in its last pass: with a shorter time each end of a long answer would
+be a peak, and the scaler takes peaks for the speed.
+"""
 MAX_BYTES_A_TOKEN: Final = 16
 """A text with more bytes per token was truncated or is unknown to the tokenizer, so it does not
 represent other texts.
@@ -108,33 +113,49 @@ class Meter:
         self._forward_tokens = 0.0
         self._forward_squares = 0.0
         self._forward_seconds = 0.0
-        self._unneeded_tokens = 0.0
+        self._work_tokens = 0.0
+        self._work_seconds = 0.0
         self._off_seconds = 0.0
         self._text_tokens = 0.0
         self._text_bytes = 0.0
 
     def add_forward(self, tokens: int, seconds: float) -> None:
-        self._add(tokens, seconds, 0, _KEPT)
+        self._add(tokens, seconds, _KEPT)
+        self._add_work(tokens, seconds, _KEPT)
+        self._forward_squares = self._forward_squares * self._kept_share(_KEPT) + tokens * tokens
 
-    def add_steps(self, tokens: int, seconds: float, unneeded: int) -> None:
+    def add_steps(self, tokens: int, seconds: float, unneeded: int, occupied: float) -> None:
         """Add a forward pass of a generative model.
 
         Args:
             unneeded: Tokens that the price of answers that ended in it counts, and that were not
                 generated. The work that waits is counted by the same prices.
+            occupied: The share of the sequences that can be in progress together. Passes follow
+                one another even for a single sequence, so that their seconds alone would make each
+                worker with one look fully used.
         """
-        self._add(tokens, seconds, unneeded, math.exp(-seconds / GENERATION_SECONDS))
+        self._add(tokens, seconds, math.exp(-seconds / GENERATION_SECONDS))
+        kept = math.exp(-seconds / WORK_SECONDS)
+        self._add_work(tokens + unneeded, seconds * occupied, kept)
 
-    def _add(self, tokens: int, seconds: float, unneeded: int, kept: float) -> None:
+    def _add(self, tokens: int, seconds: float, kept: float) -> None:
         off = abs(seconds - self.expected_seconds(tokens)) if self._forwards > 1 else 0.0
         self._forwards += 1
-        # The first pass includes warm-up: it only counts until the second.
-        kept = 0.0 if self._forwards == 2 else kept
-        self._unneeded_tokens = self._unneeded_tokens * kept + unneeded
+        kept = self._kept_share(kept)
         self._forward_tokens = self._forward_tokens * kept + tokens
-        self._forward_squares = self._forward_squares * kept + tokens * tokens
         self._forward_seconds = self._forward_seconds * kept + seconds
         self._off_seconds = self._off_seconds * kept + off
+
+    def _add_work(self, tokens: int, seconds: float, kept: float) -> None:
+        kept = self._kept_share(kept)
+        self._work_tokens = self._work_tokens * kept + tokens
+        self._work_seconds = self._work_seconds * kept + seconds
+
+    def _kept_share(self, kept: float) -> float:
+        """Return the share that is kept of earlier passes. The first one includes warm-up: it only
+        counts until the second.
+        """
+        return 0.0 if self._forwards == 2 else kept
 
     def add_texts(self, tokens: int, text_bytes: int) -> None:
         """Add the counts of `whole_texts`. Zero counts leave the rate unchanged."""
@@ -145,9 +166,10 @@ class Meter:
 
     @property
     def tokens_per_second(self) -> float:
-        """The work done per second, in the tokens of prices."""
-        tokens = self._forward_tokens + self._unneeded_tokens
-        return tokens / self._forward_seconds if self._forward_seconds else 0.0
+        """The work done per second, in the tokens of prices. For a generative model: with as many
+        sequences as it can have in progress.
+        """
+        return self._work_tokens / self._work_seconds if self._work_seconds else 0.0
 
     @property
     def _computed_per_second(self) -> float:
@@ -156,7 +178,7 @@ class Meter:
     @property
     def batch_tokens(self) -> int:
         """The batch size at which the speed was measured: that of the average token's batch; 0
-        until measured.
+        until measured, and for a generative model: its speed does not depend on it.
         """
         return round(self._forward_squares / self._forward_tokens) if self._forward_tokens else 0
 

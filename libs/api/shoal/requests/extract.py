@@ -118,6 +118,8 @@ def _answered_bytes(frame: pb.ExtractRequest) -> int:
     if frame.HasField("structure"):
         return max(_FOUND_BYTES, schema_bytes(frame.structure))
     labels = frame.ByteSize() + _SCORE_BYTES * _label_count(frame)
+    if frame.HasField("regions"):  # which a model may generate, as one text for each label
+        labels += _GENERATED_TOKEN_BYTES * _DEFAULT_TOKENS * len(frame.regions.labels)
     return labels if frame.HasField("classify") else max(_FOUND_BYTES, labels)
 
 

@@ -104,6 +104,15 @@ class DecodeLoop:
         """Return the sequences in progress."""
         return tuple(self._sequences)
 
+    @property
+    def claimed_share(self) -> float:
+        """Return the claimed share of the pages, or of the slots if that is larger."""
+        slots = self._states.total
+        return max(
+            self.pool.claimed / self.pool.total,
+            1 - self._states.unclaimed / slots if slots else 0.0,
+        )
+
     def needs(self, request: SequenceRequest) -> int:
         """Return the number of pages that a request claims. Raises InvalidInput for a request that
         the model cannot process.

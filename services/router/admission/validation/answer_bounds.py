@@ -19,7 +19,6 @@ from shoal.v1 import models_pb2, tensor_pb2
 from libs import tokens
 from libs.errors import InvalidInput
 from libs.serving.calls.call import ANSWER_HEADER
-from libs.work_estimate import answer_tokens
 from services.router.admission.validation import limits
 from services.router.admission.validation.limits import Limit
 from services.router.admission.validation.sizes import Sizes
@@ -33,7 +32,7 @@ BOUNDS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "extract.entities": (limits.ANSWERED, limits.SHARED),
     "extract.classify": (limits.ANSWERED,),
     "extract.relations": (limits.ANSWERED, limits.SHARED),
-    "extract.regions": (limits.SHARED,),
+    "extract.regions": (limits.GENERATED, limits.SHARED),
     "extract.text": (limits.GENERATED, limits.SHARED),
     "extract.structure": (limits.ANSWERED, limits.SHARED),
     "tokenize": (limits.TOKENIZED,),
@@ -77,23 +76,20 @@ def item_share(request: Message, request_bytes: int, readable: int) -> int:
     return 0
 
 
-def check_generated(task: pb.TextTask, pages: Sequence[int]) -> list[int]:
+def check_generated(counts: Sequence[int], tokens: int, instead: str) -> list[int]:
     """Return the tokens that may be generated for each item. Raises InvalidInput if they are more
     than one answer holds.
 
     Args:
-        pages: Pages of each item; 0 for an item that is not a document.
+        counts: Texts to generate for each item.
+        tokens: The longest answer; 0 if none is generated.
+        instead: What to do instead of sending fewer items.
     """
-    counts = [count or 1 for count in pages]
-    texts = sum(counts)
-    is_generated = task.text_layer != pb.TextTask.TEXT_LAYER_ONLY
-    tokens = answer_tokens(task.max_tokens) if is_generated else 0
-    most = limits.GENERATED.most
+    texts, most = sum(counts), limits.GENERATED.most
     if texts * tokens > most:
         message = f"items has {texts:,} texts to generate, of up to {tokens:,} tokens each:"
         raise InvalidInput(
-            f"{message} send at most {most // tokens:,} at a time, or set a smaller"
-            " text.max_tokens",
+            f"{message} send at most {most // tokens:,} at a time, or {instead}",
             field="items",
         )
     return [count * tokens for count in counts]

@@ -108,7 +108,8 @@ SHARED: Final = Limit(
 item all of it, and one of 10,000 still some ten results in addition to its bytes.
 """
 GENERATED: Final = Limit(
-    "tokens that may be generated: `max_tokens` for each item or page",
+    "tokens that may be generated: `max_tokens` for each item or page, 256 for each"
+    " label of regions",
     ("TextTask.max_tokens",),
     1_048_576,
     "tokens",

@@ -190,6 +190,13 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     shared = files.read("items", items.images.values())
     if task == "text" and request.text.text_layer == pb.TextTask.TEXT_LAYER_ONLY:
         items.images.update({index: _price_text_layers(own) for index, own in items.images.items()})
+    if _generates_regions(request, card):  # each image is read with each label
+        items.images.update(
+            {
+                index: replace(own, tokens=own.tokens * len(labels))
+                for index, own in items.images.items()
+            }
+        )
     repeated = labels or (card.labels if card is not None and task == "classify" else ())
     if task not in ("text", "regions"):  # any number of regions may have the same label
         _check_repeated_names(
@@ -227,13 +234,25 @@ def _check_generated(request: pb.ExtractRequest, card: Card | None, items: _Item
     """Return the tokens that a model may generate for each item. Raises InvalidInput if they are
     too many.
     """
-    pages = [items.images.get(index, NO_IMAGES).pages for index in range(len(items.sizes))]
-    if request.HasField("text"):
-        return answer_bounds.check_generated(request.text, pages)
-    writes = card is not None and models_pb2.TASK_TEXT in card.tasks
-    if request.HasField("regions") and writes:  # as a text
-        return [(count or 1) * answer_tokens(0) for count in pages]
-    return ()
+    texts = [items.images.get(index, NO_IMAGES).pages or 1 for index in range(len(items.sizes))]
+    if _generates_regions(request, card):
+        labels = len(request.regions.labels)
+        return answer_bounds.check_generated(
+            [count * labels for count in texts], answer_tokens(0), "name fewer regions.labels"
+        )
+    if not request.HasField("text"):
+        return ()
+    is_generated = request.text.text_layer != pb.TextTask.TEXT_LAYER_ONLY
+    return answer_bounds.check_generated(
+        texts,
+        answer_tokens(request.text.max_tokens) if is_generated else 0,
+        "set a smaller text.max_tokens",
+    )
+
+
+def _generates_regions(request: pb.ExtractRequest, card: Card | None) -> bool:
+    """Return whether the model generates regions, as one text for each label."""
+    return request.HasField("regions") and card is not None and models_pb2.TASK_TEXT in card.tasks
 
 
 def _check_repeated_names(items: int, names: int, task: str) -> None:

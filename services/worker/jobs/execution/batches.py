@@ -69,6 +69,11 @@ class Done:
     ended: float
     seconds: float
 
+    @property
+    def has_only_waited(self) -> bool:
+        """True if every sequence waits for memory: nothing was computed."""
+        return all(map(waits_for_memory, self.deduplicated.outcomes(self.recovery.outcomes)))
+
 
 @dataclass(frozen=True, slots=True)
 class Collected:
@@ -123,8 +128,12 @@ def computed(batch: Batch, jobs: Sequence[HeldJob], outcomes: Sequence[Outcome])
     )
 
 
+def waits_for_memory(outcome: Outcome) -> bool:
+    return isinstance(outcome, Unfinished) and not outcome.has_begun
+
+
 def _computed_tokens(one: Waiting, outcome: Outcome) -> int:
-    if isinstance(outcome, Unfinished) and not outcome.has_begun:
+    if waits_for_memory(outcome):
         return 0
     ids = len(outcome.ids) if isinstance(outcome, Unfinished | GeneratedIds) else 0
     return one.tokens + ids if one.counted is None else max(0, ids - one.counted)

@@ -41,6 +41,7 @@ from services.worker.jobs.execution.batches import (
     longest_answer,
     queued_at,
     unneeded_tokens,
+    waits_for_memory,
 )
 from services.worker.jobs.execution.dedup import cache_outputs, deduplicate
 from services.worker.jobs.execution.device_time import DeviceTime
@@ -140,6 +141,10 @@ class KeepsSequences(Protocol):
     @property
     def pool_tokens(self) -> int:
         """Tokens of the prompts and longest answers that fit into memory together."""
+
+    @property
+    def claimed_share(self) -> float:
+        """The share of this memory that sequences had claimed during the last forward pass."""
 
     def drop(self, sequences: Sequence[InputSequence]) -> None:
         """Free the state. Called on the device thread, also between two layers of another forward
@@ -549,8 +554,10 @@ class DeviceRunner:
         cpu_started, computed = time.thread_time(), 0.0
         while batch is not None:
             metrics.BATCH_PREEMPTIONS.inc()
-            computed += self._serve(batch, self._sequence_jobs(batch), is_preempting=True)
-            batch = self._next_preempting(running)
+            done = self._serve(batch, self._sequence_jobs(batch), is_preempting=True)
+            computed += done.seconds
+            # The running batch may hold the memory that the others wait for.
+            batch = None if done.has_only_waited else self._next_preempting(running)
         seconds = self._clock() - started
         self._preempting_cpu_seconds += time.thread_time() - cpu_started
         self.device_time.preempting_seconds(seconds - computed)
@@ -625,8 +632,8 @@ class DeviceRunner:
                     model.drop(held.ready.sequences)
                 self._begun.discard(held.number)
 
-    def _serve(self, batch: Batch, jobs: list[HeldJob], *, is_preempting: bool = False) -> float:
-        """Run a batch to its end. Return its seconds, without those of preempting batches."""
+    def _serve(self, batch: Batch, jobs: list[HeldJob], *, is_preempting: bool = False) -> Done:
+        """Run a batch to its end. Its seconds are without those of preempting batches."""
         preempting_seconds = 0.0
 
         def preempt() -> None:
@@ -654,11 +661,9 @@ class DeviceRunner:
         if not is_preempting:
             self.device_time.ended(ended)
         seconds = ended - started - preempting_seconds
-        self._finish(
-            Done(batch, jobs, deduplicated, recovery, started, ended, seconds),
-            is_last=not is_preempting,
-        )
-        return seconds
+        done = Done(batch, jobs, deduplicated, recovery, started, ended, seconds)
+        self._finish(done, is_last=not is_preempting)
+        return done
 
     def _finish(self, done: Done, *, charged: float = 0.0, is_last: bool) -> None:
         """Charge and measure a batch, and pass on its outcomes. `is_last`: no other batch is on the
@@ -675,7 +680,12 @@ class DeviceRunner:
         self._caps.ran(batch.group, recovery.fitted_tokens)
         if recovery.is_clean and batch.group.is_continuous:
             tokens = sum(one.tokens for one in ran.chosen)
-            resident.meter.add_steps(tokens, seconds, unneeded_tokens(batch, outcomes))
+            resident.meter.add_steps(
+                tokens,
+                seconds,
+                unneeded_tokens(batch, outcomes),
+                self._occupied_share(batch, resident, outcomes),
+            )
         elif recovery.is_clean:
             resident.meter.add_forward(done.deduplicated.tokens, seconds)
         measured: dict[str, Value] = {
@@ -701,6 +711,18 @@ class DeviceRunner:
         if self._launches_ahead:
             batch, jobs, outcomes = self._without_gone(batch, jobs, outcomes)
         self._hand_on(batch, jobs, outcomes, is_last=is_last)
+
+    def _occupied_share(
+        self, batch: Batch, resident: Resident, outcomes: Sequence[Outcome]
+    ) -> float:
+        """Return the share of a generative model's sequences, by memory or by the size of a batch,
+        that were in progress.
+        """
+        model = resident.model
+        if not isinstance(model, KeepsSequences) or any(map(waits_for_memory, outcomes)):
+            return 1.0
+        most = min(self.limits.items, self.limits.tokens, self._caps.token_budget(batch.group))
+        return min(1.0, max(model.claimed_share, len(batch.chosen) / most))
 
     def _without_gone(
         self, batch: Batch, jobs: list[HeldJob], outcomes: list[Outcome]
