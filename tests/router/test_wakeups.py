@@ -32,10 +32,15 @@ from tests.router.parts import (
 )
 from tests.router.test_cancel import asking
 
+REMIND = Wakeups.remind
+
 
 @pytest.fixture(autouse=True)
-def _no_reminders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Wakeups, "remind", lambda *_: None)
+def reminders(monkeypatch: pytest.MonkeyPatch) -> dict[Wakeups, None]:
+    """Return the wakeups of each router that the test has started."""
+    started: dict[Wakeups, None] = {}
+    monkeypatch.setattr(Wakeups, "remind", lambda wakeups, *_: started.setdefault(wakeups))
+    return started
 
 
 @asynccontextmanager
@@ -130,6 +135,25 @@ async def test_lost_subscriptions_leave_no_pull_asleep(redis_url: str, redis: Re
     ):
         await watched_by(redis, "router-1")
         await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        assert (await asked.encode("a text")).dense.data == vector("a text")
+
+
+async def test_lost_watcher_reads_an_idle_lane_again_within_a_minute(
+    redis_url: str, redis: Redis, reminders: dict[Wakeups, None]
+) -> None:
+    """Another router becomes the only watcher, and its pull ends."""
+    async with (
+        routers(redis_url, 3) as (asked, second, third),
+        FakeWorker(second.address, models=[card()]).working(),
+    ):
+        await watched_by(redis, "router-1")
+        await redis.delete(key("watchers"))
+        ended = worker_stub(third.channel).Pull(asking("ended"))
+        await watched_by(redis, "router-2")
+        ended.cancel()
+        for _ in range(60):
+            REMIND([*reminders][1], (), 0)
+        await watched_by(redis, "router-1")
         assert (await asked.encode("a text")).dense.data == vector("a text")
 
 
