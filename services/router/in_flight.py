@@ -9,21 +9,23 @@ after these were admitted, so there are limits for those that clients have not r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
 import grpc
 
 from libs.errors import QueueFull
 from services.router.admission.validation.answer_bounds import check_divided
+from services.router.admission.validation.limits import ENCODED
 
 COPIES: Final = 5
 """Copies of a request or an answer in memory at the same time: as bytes, parsed, in jobs, and in
 transit. Measured: 4.0 to 5.2, and 4.6 where jobs repeat a long query as often as allowed.
 """
-STREAMED_COPIES: Final = 3
-"""Copies of a job's answer that is streamed: parsed, its numbers as bytes while it is sent, and a
-message in transit.
+SENT_COPIES: Final = 2
+"""Further copies of a streamed answer, which waits parsed, while it is sent: its numbers as bytes,
+and a message in transit.
 """
 PART_BYTES: Final = 256
 """Memory of each item in addition to its bytes: its message, price and size. Measured: 210."""
@@ -31,6 +33,10 @@ EMPTY_REQUEST_BYTES: Final = 16 * 1024
 """Memory of an empty request: its asyncio task, its call, its map entries."""
 TENANT_SHARE: Final = 0.5
 """Maximum share of the limit for one tenant, so that it cannot keep all others out."""
+
+
+class AnswersUnread(QueueFull):
+    """Clients of a tenant have not read too many of its answers, which were computed."""
 
 
 Rpc: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -63,6 +69,8 @@ class InFlightMemory:
                 f"requests in flight of this tenant hold {own:,} bytes, and those of all tenants"
                 f" may hold {self._limit_bytes:,} at this router"
             )
+        if self._unread_by_tenant.get(tenant):  # Its answer would be computed in vain.
+            self.check_unread(tenant, ENCODED.most)
         reservation = Reservation(self, tenant)
         reservation.take(cost)
         rpc.add_done_callback(reservation.release)  # type: ignore[arg-type]  # the stubs expect their class
@@ -77,13 +85,13 @@ class InFlightMemory:
         _add(self._unread_by_tenant, tenant, size)
 
     def check_unread(self, tenant: str, cost: int) -> None:
-        """Raise QueueFull if an answer that takes `cost` bytes exceeds what may wait for clients,
-        but never for a tenant's only one.
+        """Raise AnswersUnread if an answer that takes `cost` bytes exceeds what may wait for
+        clients, but never for a tenant's only one.
         """
         own, total = self._unread_by_tenant.get(tenant, 0), self.unread_bytes
         share = int(self._limit_bytes * TENANT_SHARE)
         if own and (own + cost > share or total + cost > self._limit_bytes):
-            raise QueueFull(
+            raise AnswersUnread(
                 f"answers that clients of this tenant have not read hold {own:,} bytes at this"
                 f" router, and those of all tenants {total:,}; at most {share:,} and"
                 f" {self._limit_bytes:,} are allowed: read faster, or request fewer items at a time"
@@ -111,22 +119,29 @@ class Reservation:
         self.take(COPIES * size)
 
     def hold_streamed(self, size: int) -> None:
-        """Count the answer to one of its jobs, to be streamed separately. Raises QueueFull if
+        """Count the answer to one of its jobs, to be streamed separately. Raises AnswersUnread if
         clients have not read too much already.
         """
-        cost = STREAMED_COPIES * size
-        self._in_flight.check_unread(self._tenant, cost)
-        self._take_unread(cost)
-        self.take(cost)
+        self._in_flight.check_unread(self._tenant, size)
+        self._take_unread(size)
+        self.take(size)
+
+    @contextmanager
+    def sending(self, size: int) -> Iterator[None]:
+        """Count the copies of a streamed answer while it is sent, and release it afterwards."""
+        self.take(SENT_COPIES * size)
+        yield
+        self.take(-SENT_COPIES * size)
+        self.release_streamed(size)
 
     def release_streamed(self, size: int) -> None:
-        """Release a streamed answer that has been sent."""
-        self._take_unread(-STREAMED_COPIES * size)
-        self.take(-STREAMED_COPIES * size)
+        """Release a streamed answer that has been sent, or is not sent."""
+        self._take_unread(-size)
+        self.take(-size)
 
     def hold_response(self, size: int) -> None:
-        """Reduce the reservation to the answer of `size` bytes that is being sent. Raises QueueFull
-        if clients have not read too much already; the answer is not sent then.
+        """Reduce the reservation to the answer of `size` bytes that is being sent. Raises
+        AnswersUnread if clients have not read too much already; the answer is not sent then.
         """
         self.take(EMPTY_REQUEST_BYTES - self._bytes)
         self._in_flight.check_unread(self._tenant, size)

@@ -34,7 +34,13 @@ from services.router.admission.validation.requests import (
 )
 from services.router.admission.validation.sizes import Sizes
 from services.router.admission.validation.tokens import check_detokenize, check_tokenize
-from services.router.in_flight import DividedAnswers, InFlightMemory, Reservation, Rpc
+from services.router.in_flight import (
+    AnswersUnread,
+    DividedAnswers,
+    InFlightMemory,
+    Reservation,
+    Rpc,
+)
 from services.router.lanes import codec
 from services.router.lanes.chunks import ChunkMessages
 from services.router.lanes.codec import JobHeader, Request, Response
@@ -175,13 +181,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             async for found in streamed.read():
                 size, messages = found.size, _messages(parts, found, opened)
                 del found  # Free it and its messages while waiting for the next one.
-                while (
-                    message := await _maybe_in_thread(size, partial(next, messages, None))
-                ) is not None:
-                    opened.set_alias(message)
-                    yield message
-                del messages
-                opened.reservation.release_streamed(size)
+                with reservation.sending(size):
+                    while (
+                        message := await _maybe_in_thread(size, partial(next, messages, None))
+                    ) is not None:
+                        opened.set_alias(message)
+                        yield message
+                    del messages
             await answering
         finally:
             answering.cancel()
@@ -338,8 +344,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     raise
                 if isinstance(streamed, StreamedChunks) and not streamed.restart():
                     raise
-            except QueueFull:
-                if refund is not None:
+            except QueueFull as error:
+                if refund is not None and not isinstance(error, AnswersUnread):
                     await refund()
                 raise
 

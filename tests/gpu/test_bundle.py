@@ -98,7 +98,8 @@ def test_bundle_that_is_too_large_is_refused_with_its_largest_files() -> None:
     ):
         gpu_bundle.check_size(BundleManifest("key", (), files), 51 << 20)
     gpu_bundle.check_size(BundleManifest("key", (), files[1:]), 51 << 20)
-    assert 8 << 20 < gpu_bundle.tree_bytes() < 16 << 20
+    # The sources, and not what git ignores: environments have hundreds of megabytes.
+    assert 8 << 20 < gpu_bundle.tree_bytes() < 32 << 20
 
 
 def test_model_is_packed_in_bfloat16_as_a_package(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
             "SHOAL_JOBS_PRICES",
             "SHOAL_JOBS_PROCESS_BYTES",
             "SHOAL_JOBS_TENANT_JOBS",
+            "SHOAL_JOBS_TENANT_OUTPUT_BYTES",
             "SHOAL_LONGEST_DEADLINE_SECONDS",
             "SHOAL_ROUTERS_NAME",
             "SHOAL_ROUTERS_TLS",

@@ -22,6 +22,7 @@ from services.router.in_flight import (
     COPIES,
     EMPTY_REQUEST_BYTES,
     PART_BYTES,
+    AnswersUnread,
     DividedAnswers,
     InFlightMemory,
     Reservation,
@@ -119,17 +120,19 @@ def test_unread_answers_of_a_tenant_have_a_limit() -> None:
 
     rpc, streams = begin("greedy")
     others = [begin(tenant)[1] for tenant in ("second", "third")]
-    streams.hold_streamed(10_000)
-    with pytest.raises(QueueFull, match="have not read"):
-        streams.hold_streamed(6_667)
-    with pytest.raises(QueueFull, match="have not read"):
+    streams.hold_streamed(30_000)
+    with pytest.raises(AnswersUnread, match="have not read"):
+        streams.hold_streamed(20_001)
+    with pytest.raises(AnswersUnread, match="have not read"):
         streams.hold_response(20_001)
+    with pytest.raises(AnswersUnread, match="have not read"):
+        begin("greedy")  # its answer may be too large to wait with the others
     streams.release_streamed(1)
-    streams.hold_streamed(6_667)
+    streams.hold_streamed(20_001)
     others[0].hold_response(60_000)  # a tenant's only one, however large
     assert in_flight.unread_bytes > 100_000
     others[1].hold_response(1)
-    with pytest.raises(QueueFull, match="those of all tenants"):
+    with pytest.raises(AnswersUnread, match="those of all tenants"):
         others[1].hold_response(1)
     rpc.end()
     assert in_flight.unread_bytes == 60_001

@@ -90,7 +90,7 @@ class JobStore:
         """
         content = msgspec.json.encode(record)
         name = _changed_name(record.id, record.changes)
-        # A write whose response was lost is repeated, and finds itself.
+        # A repeated write, after a lost response, finds itself.
         if not self._records().create(name, content) and self._records().read(name) != content:
             return False
         self.save(record)  # So that few numbers are tried to find it.

@@ -91,7 +91,7 @@ class Turns:
 
 @pytest.fixture
 async def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Turns]:
-    monkeypatch.setattr(managers, "Runner", FakeRunner)
+    monkeypatch.setattr(managers, "BatchRunner", FakeRunner)
     context = Context(BatchSettings(url=str(tmp_path / "files")), identify, vouches=False)
     found = Turns(context)
     yield found

@@ -216,7 +216,7 @@ def test_output_of_several_jobs_counts_once(files: Files) -> None:
     assert store.bytes_of_others(replace(made[0], output="c")) == 10
 
 
-def test_write_whose_response_was_lost_is_no_change_by_another_edge(files: Files) -> None:
+def test_repeated_write_is_no_change_by_another_edge(files: Files) -> None:
     store = JobStore(BatchStore(str(files.storage)), "tenant")
     ended = replace(record(files, "completed"), changes=1)
     assert store.change(ended)

@@ -127,9 +127,9 @@ STREAMED: Final = Limit(
     1 << 30,
     BYTES,
 )
-"""The vectors of 524,288 tokens with 128 float32 numbers take 256 MiB. Each answer of the stream
-waits until the client has read the one before, so this bounds the work that one request can cause,
-not memory.
+"""The vectors of 524,288 tokens with 128 float32 numbers take 256 MiB. This bounds the work that
+one request can cause; the memory of answers that clients have not read is limited by
+`InFlightMemory`.
 """
 SPARSE: Final = Limit(
     "size shared by all items' sparse vectors (workers leave out the smallest weights and set"
