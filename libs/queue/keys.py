@@ -49,7 +49,9 @@ KEYS = (
     "holders",
     # HASH: job id -> tenant, of interactive jobs; a hint that lets a pull pick jobs by tenant
     "tenant_of",
-    "watchers",  # ZSET: routers that found the lane empty and must learn of its next jobs, by time
+    # ZSET: routers that must learn of the lane's next jobs, by time: those that found it empty;
+    # with "+" before their ids, those with pulls that exclude tenants
+    "watchers",
 )
 """The keys of one lane, by their names in its scripts (`lua/`), with their types."""
 FLEET_KEYS: Final = (

@@ -167,8 +167,9 @@ class Lanes:
         queued: it is safe to enqueue them again, and to cancel them.
 
         Args:
-            notify: Notify the other routers that found the lane empty and may have waiting pulls;
-                all routers and schedulers if none did.
+            notify: Notify the other routers that watch the lane, because they found it empty or
+                have pulls that exclude tenants; all routers and schedulers if none does and it was
+                empty.
             everywhere: Notify all routers and schedulers if the lane was empty, because its model
                 may have to be loaded.
         """

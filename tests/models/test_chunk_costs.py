@@ -50,6 +50,13 @@ def test_part_between_words_has_the_tokens_of_its_text(own: str, style: Style) -
 
 
 @pytest.mark.parametrize("style", INDEPENDENT)
+def test_part_that_is_not_in_the_window_is_tokenised(style: Style) -> None:
+    sizes = ChunkSizes(processor(style), EncodeWork([f"a{' ' * 50}b"]), 0, 4, nothing)
+    sizes.enter(0, WINDOW)
+    assert sizes.count("w x y z") == 4
+
+
+@pytest.mark.parametrize("style", INDEPENDENT)
 @pytest.mark.parametrize("method", METHODS)
 def test_chunks_are_those_of_parts_that_are_tokenised(
     style: Style, method: ChunkMethod, monkeypatch: pytest.MonkeyPatch

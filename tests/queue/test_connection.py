@@ -245,9 +245,14 @@ async def test_wakeup_reaches_only_routers_that_found_the_lane_empty(
             assert [await anext(wakeups) for _ in own] == own
             assert await anext(wakeups) == WorkerWakeup("end")
 
-    async def pull(router: Lanes, jobs: int) -> int:
+    async def pull(router: Lanes, jobs: int, *excluded: str) -> int:
         pulled = await router.pull(
-            LANE, worker_id="w", budget_tokens=1000, budget_jobs=jobs, notify=True
+            LANE,
+            worker_id="w",
+            budget_tokens=1000,
+            budget_jobs=jobs,
+            notify=not excluded,
+            exclude_tenants=excluded,
         )
         return len(pulled.jobs) if isinstance(pulled, Pulled) else 0
 
@@ -267,6 +272,15 @@ async def test_wakeup_reaches_only_routers_that_found_the_lane_empty(
     assert await pull(lanes, 1) == 1
     assert await pull(lanes, 1) == 1  # the routers know of the jobs that are left
     await assert_heard([WakeupLeft(LANE)], [WakeupLeft(LANE)])
+    assert await pull(third, 1, "t") == 0
+    await add(lanes, job("i"))
+    assert await pull(lanes, 1) == 1
+    await assert_heard([], [])  # the job that is left is of the tenant that `third` excludes
+    await enqueue("j")
+    await assert_heard([], [LANE])
+    assert (await pull(lanes, 2), await pull(third, 1), await pull(third, 1, "t")) == (2, 0, 0)
+    await enqueue("k")
+    await assert_heard([], [LANE])  # once, though it watches for two reasons
     for wakeups in heard:
         await wakeups.aclose()
 

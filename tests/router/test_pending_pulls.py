@@ -68,6 +68,34 @@ async def test_missed_notifications_reset_empty_lanes() -> None:
     assert pending_pulls.next_lane(pull) == A
 
 
+async def test_empty_lanes_are_read_again_once_a_minute() -> None:
+    """Not all at once, and one by each pull."""
+    pending_pulls = PendingPulls()
+    lanes = [LaneKey("cpu", f"a/{number}") for number in range(120)]
+    pulls = [make_pull(*lanes) for _ in range(3)]
+
+    def read() -> list[LaneKey]:
+        found = [lane for pull in pulls for lane in pull.notified]
+        for pull in pulls:
+            pull.notified.clear()
+        for lane in found:
+            pending_pulls.found_empty(lane, pending_pulls.notifications(lane))
+        return found
+
+    for pull in pulls:
+        pending_pulls.add(pull)
+    for lane in lanes:
+        pending_pulls.found_empty(lane, 0)
+    for minute in range(2):
+        for second in range(59 * (1 - minute)):
+            pending_pulls.remind()
+            assert not read(), second
+        for first in range(0, 120, 2):
+            pending_pulls.remind()
+            assert read() == lanes[first : first + 2]
+    assert all(pending_pulls.next_lane(pull) is None for pull in pulls)
+
+
 async def test_only_free_pulls_with_room_are_offered_a_model() -> None:
     pending_pulls = PendingPulls()
     full, roomy, looking = make_pull(A), make_pull(A, can_load=True), make_pull(A, can_load=True)

@@ -13,19 +13,34 @@ from functools import partial
 
 import pytest
 from redis.asyncio import Redis
-from shoal.v1 import mesh_pb2
+from shoal.v1 import mesh_pb2, worker_pb2
 
 from libs.queue import LaneKey
 from libs.queue.keys import KEYS, RedisKeys
 from services.router.lanes.pending_pulls import PendingPulls
 from services.router.lanes.wakeups import Wakeups
-from tests.router.parts import MODEL, Client, FakeWorker, card, router, until, vector, worker_stub
+from tests.router.parts import (
+    MODEL,
+    Client,
+    FakeWorker,
+    card,
+    encode_request,
+    router,
+    until,
+    vector,
+    worker_stub,
+)
 from tests.router.test_cancel import asking
+
+REMIND = Wakeups.remind
 
 
 @pytest.fixture(autouse=True)
-def _no_reminders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Wakeups, "remind", lambda *_: None)
+def reminders(monkeypatch: pytest.MonkeyPatch) -> dict[Wakeups, None]:
+    """Return the wakeups of each router that the test has started."""
+    started: dict[Wakeups, None] = {}
+    monkeypatch.setattr(Wakeups, "remind", lambda wakeups, *_: started.setdefault(wakeups))
+    return started
 
 
 @asynccontextmanager
@@ -72,6 +87,47 @@ async def test_request_does_not_wait_for_a_pull_that_was_cancelled(
             await asyncio.gather(call, return_exceptions=True)
 
 
+async def test_pull_that_excludes_a_tenant_is_notified_of_jobs_added_to_those_left(
+    redis_url: str, redis: Redis
+) -> None:
+    """Its own router notifies it of none: a pull at another router leaves jobs of that tenant, then
+    another pull that excludes it does.
+    """
+    async with routers(redis_url, 2) as (asked, second), AsyncExitStack() as calls:
+
+        def call(tenant: str) -> None:
+            sent = asked.inference.Encode(
+                encode_request(tenant), timeout=60, metadata=(("x-shoal-tenant", tenant),)
+            )
+            calls.callback(sent.cancel)
+
+        async def are_queued(jobs: int) -> bool:
+            return await redis.hlen(key("payload")) == jobs
+
+        for jobs in range(1, 4):
+            call("heavy")
+            await until(partial(are_queued, jobs), "the backlog")
+        waiting: set[asyncio.Future[worker_pb2.PullResponse]] = set()
+        for worker_id in ("w1", "w2"):
+            await redis.delete(key("watchers"))
+            request = asking(worker_id)
+            request.except_tenants.append("heavy")
+            waiting.add(asyncio.ensure_future(worker_stub(second.channel).Pull(request)))
+            await watched_by(redis, "router-1")
+        request = asking("w3")
+        request.budget_jobs = 1
+        assert len((await worker_stub(asked.channel).Pull(request)).jobs) == 1
+        for tenant in ("light", "lighter"):
+            call(tenant)
+            done, waiting = await asyncio.wait(
+                waiting, timeout=30, return_when=asyncio.FIRST_COMPLETED
+            )
+            pulled = [job for pull in done for job in pull.result().jobs]
+            assert [worker_pb2.Job.FromString(job).encode.items[0].text for job in pulled] == [
+                tenant
+            ]
+
+
 async def test_lost_subscriptions_leave_no_pull_asleep(redis_url: str, redis: Redis) -> None:
     async with (
         routers(redis_url, 2) as (asked, second),
@@ -79,6 +135,25 @@ async def test_lost_subscriptions_leave_no_pull_asleep(redis_url: str, redis: Re
     ):
         await watched_by(redis, "router-1")
         await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        assert (await asked.encode("a text")).dense.data == vector("a text")
+
+
+async def test_lost_watcher_reads_an_idle_lane_again_within_a_minute(
+    redis_url: str, redis: Redis, reminders: dict[Wakeups, None]
+) -> None:
+    """Another router becomes the only watcher, and its pull ends."""
+    async with (
+        routers(redis_url, 3) as (asked, second, third),
+        FakeWorker(second.address, models=[card()]).working(),
+    ):
+        await watched_by(redis, "router-1")
+        await redis.delete(key("watchers"))
+        ended = worker_stub(third.channel).Pull(asking("ended"))
+        await watched_by(redis, "router-2")
+        ended.cancel()
+        for _ in range(60):
+            REMIND([*reminders][1], (), 0)
+        await watched_by(redis, "router-1")
         assert (await asked.encode("a text")).dense.data == vector("a text")
 
 
@@ -104,10 +179,14 @@ async def workers_are(client: Client, expected: set[str]) -> bool:
 
 
 async def watched_by(redis: Redis, router_id: str) -> None:
-    """Return once the router counts the model's lane as empty."""
-    watchers = RedisKeys(1).lane_keys(LaneKey("cpu", MODEL))[KEYS.index("watchers")]
+    """Return once the router watches the model's lane."""
 
     async def is_watching() -> bool:
-        return await redis.zscore(watchers, router_id) is not None
+        return any(await redis.zmscore(key("watchers"), [router_id, f"+{router_id}"]))
 
     await until(is_watching, f"{router_id} to watch the lane")
+
+
+def key(name: str) -> str:
+    """Return this key of the model's lane."""
+    return RedisKeys(1).lane_keys(LaneKey("cpu", MODEL))[KEYS.index(name)]

@@ -165,20 +165,24 @@ local function reap(now, max_attempts, limit, lane, result)   -- recovers the jo
   recover(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 8), max_attempts, limit, lane, result)
 end
 
-local function watch(router_id, now)   -- the router counts the lane as empty until it is notified
+local function watch(watcher, now)     -- a router's id: it counts the lane as empty until it is notified
+  -- With a '+' before it, the lane may have jobs, but only of tenants that the router's pulls
+  -- exclude.
   -- Not `call`: a full Redis refuses it, and reminders notify the router instead.
-  if redis.pcall('ZADD', watchers, now, router_id) == 1 then call('PEXPIRE', watchers, DAY) end
+  if redis.pcall('ZADD', watchers, now, watcher) == 1 then call('PEXPIRE', watchers, DAY) end
 end
 
-local function notify_watchers(channel, router_id, message)   -- all but the router that calls
-  local others = {}
-  for _, router in ipairs(call('ZRANGE', watchers, 0, -1)) do
-    if router ~= router_id then
-      call('PUBLISH', channel .. ':' .. router, message)
-      others[#others + 1] = router
+local function notify_watchers(channel, router_id, message, is_new)   -- all but the router that calls
+  local routers, over = {}, {}
+  for _, watcher in ipairs(call('ZRANGE', watchers, 0, -1)) do
+    local router = string.match(watcher, '^%+?(.*)$')
+    -- Pulls that exclude tenants have read the jobs that another pull leaves.
+    if router ~= router_id and (is_new or router == watcher) then
+      routers[router], over[#over + 1] = true, watcher
     end
   end
-  write('ZREM', watchers, others)      -- each reads the lane before it counts it as empty again
+  for router in pairs(routers) do call('PUBLISH', channel .. ':' .. router, message) end
+  write('ZREM', watchers, over)        -- each reads the lane before it watches it again
 end
 
 local function settle()                -- an idle lane keeps only its counters, which expire

@@ -71,7 +71,7 @@ if notify then
   if was_empty and (everywhere or call('EXISTS', watchers) == 0) then
     call('PUBLISH', channel, lane)
   else
-    notify_watchers(channel, router_id, lane)
+    notify_watchers(channel, router_id, lane, true)
   end
 end
 return admitted

@@ -1,6 +1,6 @@
 -- Leases the next jobs of a lane to a worker.
 -- A router that learns here that the lane is empty becomes its watcher: it need not read the lane
--- again until it is notified.
+-- again until it is notified. So does one with a pull that excludes tenants, whatever that finds.
 -- exclude_tenants: exclude these tenants; with any, bulk is excluded, too.
 -- Returns {1, more, tokens, id, tokens, attempts, payload, id, ...}, or {0, more, next lease expiry
 -- or -1}.
@@ -15,6 +15,8 @@ local now = clock(now_ms)
 local answer, jobs, held, size, sum, alone = { 1, 0, 0 }, { 0 }, {}, 0, 0, false
 local rounds, suspects, expired, removed_tokens = 16, false, 0, 0
 local holder = holding(worker_id, batch_id)
+local takes_others = exclude_tenants <= #ARGV
+local watcher = takes_others and '+' .. router_id or router_id
 
 local function include(id, tokens, tries, blob)
   local at = #answer
@@ -25,7 +27,7 @@ local packed = call('HGET', batches, batch_id)
 if packed then                     -- case 1
   jobs = cmsgpack.unpack(packed)
   if not is_of(jobs, worker_id, batch_id) then
-    watch(router_id, now)
+    watch(watcher, now)
     return { 0, 0, -1 }
   end
   call('ZADD', leases, 'XX', now + lease_ms, batch_id)
@@ -35,7 +37,7 @@ if packed then                     -- case 1
     if blob then include(id, tokens, tonumber(call('HGET', attempts, id) or 0), blob) end
   end
   answer[2], answer[3] = call('EXISTS', interactive, bulk) > 0 and 1 or 0, jobs[1]
-  if answer[2] == 0 then watch(router_id, now) end
+  if answer[2] == 0 or takes_others then watch(watcher, now) end
   return answer
 end
 
@@ -111,7 +113,6 @@ end
 -- case 2
 reap(now, max_attempts, dead_letter_limit, lane, dead_result)
 suspects = call('EXISTS', attempts) == 1
-local takes_others = exclude_tenants <= #ARGV
 local state = call('HMGET', meta, 'vi', 'vb', 'credit')
 local credit, bulk_taken, bulk_last, later_taken, later_last = tonumber(state[3] or 0), 0, nil, 0, nil
 local interactive_taken, interactive_last = 0, nil
@@ -134,7 +135,7 @@ local _, head_tokens = parse(head or '')
 answer[2] = (head or call('ZCARD', interactive) > 0) and 1 or 0
 if size == 0 then                  -- case 6
   settle()
-  watch(router_id, now)
+  watch(watcher, now)
   local expiry = call('ZRANGE', leases, 0, 0, 'WITHSCORES')[2]
   return { 0, takes_others and 0 or answer[2], expiry and tonumber(expiry) or -1 }
 end
@@ -152,9 +153,9 @@ if head then                       -- keep at most one batch of credit, or the s
 elseif credit > 0 then
   call('HDEL', meta, 'credit')
 end
-if answer[2] == 0 then
-  watch(router_id, now)
+if answer[2] == 0 or takes_others then
+  watch(watcher, now)
 elseif notify then
-  notify_watchers(channel, router_id, '!\t' .. lane)    -- WakeupLeft
+  notify_watchers(channel, router_id, '!\t' .. lane, false)   -- WakeupLeft
 end
 return answer

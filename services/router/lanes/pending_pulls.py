@@ -1,7 +1,8 @@
 """The pulls that wait at this router, and the lanes known to be empty without asking Redis. No I/O:
 `pull.py` acts.
 
-1. A lane is known to be empty after a pull found nothing there, until it is notified of new jobs.
+1. A lane is known to be empty after a pull found nothing there, until it is notified of new jobs;
+  but it is read again once a minute, because Redis may not know that this router must be notified.
 2. A notification wakes as many waiting pulls as it has jobs, those that rank the lane highest
   first.
 3. A woken pull that ends without pulling passes its notification on.
@@ -15,8 +16,13 @@ import asyncio
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
 
 from libs.queue import LaneKey
+
+EMPTY_REMINDERS: Final = 60
+"""A lane that was found empty is read again after this many reminders (one a second)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,13 +93,15 @@ class PendingPulls:
     def __init__(self) -> None:
         self.is_closed = False
         # The state: pulls in order of arrival; by worker; by lane with the lane's rank, those that
-        # exclude tenants separately; lanes known to be empty; counts of each lane's notifications,
-        # all and of new jobs; workers notified while none of their pulls waited.
+        # exclude tenants separately; lanes known to be empty, oldest first, with the number of
+        # reminders when they were found so; the number of reminders; counts of each lane's
+        # notifications, all and of new jobs; workers notified while none of their pulls waited.
         self._all: dict[PendingPull, None] = {}
         self._by_worker: dict[str, dict[PendingPull, None]] = {}
         self._by_lane: dict[LaneKey, dict[PendingPull, int]] = {}
         self._excluding: dict[LaneKey, dict[PendingPull, int]] = {}
-        self._empty: set[LaneKey] = set()
+        self._empty: dict[LaneKey, int] = {}
+        self._reminders = 0
         self._notifications: dict[LaneKey, int] = {}
         self._news: dict[LaneKey, int] = {}
         self._missed: set[str] = set()
@@ -153,7 +161,7 @@ class PendingPulls:
             is_new: False if a pull left these jobs behind. Pulls that exclude tenants and have read
                 the lane since its last new jobs would find nothing, so they are not woken.
         """
-        self._empty.discard(lane)
+        self._empty.pop(lane, None)
         if is_new:
             self._news[lane] = self._news.get(lane, 0) + 1
         self._notifications[lane] = self._notifications.get(lane, 0) + 1
@@ -262,7 +270,20 @@ class PendingPulls:
     def found_empty(self, lane: LaneKey, notifications: int) -> None:
         """Record that the lane is empty after a pull, unless it was notified during the pull."""
         if self.notifications(lane) == notifications:
-            self._empty.add(lane)
+            self._empty.pop(lane, None)
+            self._empty[lane] = self._reminders
+
+    def remind(self) -> None:
+        """Have the lanes read again that were found empty a minute ago; called once a second.
+
+        The router is not notified of a lane if Redis was full or away when a pull read it, or has
+        lost this since. At most a sixtieth of the lanes is read at once.
+        """
+        self._reminders += 1
+        oldest = islice(self._empty.items(), -(-len(self._empty) // EMPTY_REMINDERS))
+        for lane, found in list(oldest):
+            if found <= self._reminders - EMPTY_REMINDERS:
+                self.notify(lane, is_new=False)
 
     def forget_lanes(self, used: AbstractSet[LaneKey]) -> None:
         """Drop records of lanes that neither hold jobs nor are listed by a pull: clients can invent
@@ -276,7 +297,11 @@ class PendingPulls:
         self._news = {
             lane: news for lane, news in self._news.items() if lane in self._notifications
         }
-        self._empty = {lane for lane in self._empty if lane in used or lane in self._by_lane}
+        self._empty = {
+            lane: found
+            for lane, found in self._empty.items()
+            if lane in used or lane in self._by_lane
+        }
         self._missed.clear()  # a heartbeat arrives every two seconds anyway
 
     def _index(self, pull: PendingPull) -> dict[LaneKey, dict[PendingPull, int]]:

@@ -315,8 +315,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         notify: bool,
     ) -> Pulled | Idle:
         """Lease a batch. If a master of a cluster does not answer, a batch that it may have leased
-        is released later. The lane counts as empty until the next reminder, and for this pull until
-        it ends: other lanes may be on a master that answers.
+        is released later. The lane counts as empty for a minute at most, and for this pull until it
+        ends: other lanes may be on a master that answers.
         """
         with self._lanes.masters.tolerate_away():
             async with self._lanes.masters.within_timeout():

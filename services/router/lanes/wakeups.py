@@ -136,7 +136,8 @@ class Wakeups:
             self._next_expiry[lane] = next_expiry_ms
 
     def remind(self, gauges: Iterable[LaneGauges], now_ms: int) -> None:
-        """Notify again of work that waits without a notification; called once a second.
+        """Notify again of work that waits without a notification; called once a second. Lanes that
+        count as empty are read again once a minute.
 
         A notification can have no effect: the woken pull died, the message was lost, a lease
         expired, or the model is not resident yet.
@@ -161,6 +162,7 @@ class Wakeups:
             lane: expiry for lane, expiry in self._next_expiry.items() if lane in seen
         }
         self.pending_pulls.forget_lanes(seen)
+        self.pending_pulls.remind()
 
     def _notify_when_expired(self, lane: LaneKey, wait_ms: int) -> None:
         """Notify at lease expiry if that is before the next reminder, so that a dead worker's jobs

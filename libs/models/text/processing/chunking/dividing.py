@@ -220,6 +220,8 @@ class ChunkSizes:
         """Return the tokens of a part; an estimate if that is not near `most`."""
         self._go_on()
         place = self._find(part)
+        if place < 0:
+            return self._tokenised(part)
         stop = place + len(part)
         begin = bisect_left(self._starts, place)
         end = bisect_left(self._starts, stop, begin)
@@ -274,7 +276,7 @@ class ChunkSizes:
 
     def _find(self, part: str) -> int:
         """Return a position of the part in the window: any one, because equal parts have equal
-        tokens.
+        tokens. -1 if the part is not in the window.
         """
         # Most candidates begin where the last one did. `find` would prepare a search first.
         if self.window.startswith(part, self._near):
