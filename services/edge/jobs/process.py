@@ -40,12 +40,13 @@ INHERITED_VARIABLES: Final = frozenset(
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
         *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
         *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+        *("HF_ENDPOINT", "HF_HOME"),
         *("STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST", "GCE_METADATA_IP"),
     )
 )
 """Variables of the edge that its processes of jobs have, too."""
 INHERITED_PREFIXES: Final = (
-    *("AWS_", "AZURE_", "BOTO_", "CLOUDSDK_", "FSSPEC_", "GCLOUD_", "GCSFS_", "GOOGLE_", "HF_"),
+    *("AWS_", "AZURE_", "BOTO_", "CLOUDSDK_", "FSSPEC_", "GCLOUD_", "GCSFS_", "GOOGLE_"),
     *("IDENTITY_", "MSI_", "XDG_"),
     *("ARROW_", "GRPC_", "LC_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON"),
 )
