@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 import msgspec
@@ -39,6 +41,9 @@ from services.edge.messages.reading import read
 MAX_SUBMITTED_CHUNK_ROWS: Final = 1 << 16
 DEFAULT_PAGE: Final = 20
 MAX_JOBS_PAGE: Final = 100
+RELEASE_SECONDS: Final = 10.0
+"""Maximum wait of a request to run a job again for the edge that has ended it."""
+RELEASE_POLL_SECONDS: Final = 0.05
 _BODY_BYTES: Final = 64 << 10
 _OPTIONS: Final = {
     "encode": (
@@ -240,6 +245,7 @@ class Jobs:
             wanted = (
                 read(JobResume, Received(body, AliasNames({}))) if body.strip() else JobResume()
             )
+            await self._wait_until_released(store, record)
             async with self._context.creating_batch(store.key):
                 is_active = await self._context.io(store.is_active, record.id)
                 record = await self._record(store, record.id)
@@ -262,6 +268,17 @@ class Jobs:
                 await self._context.io(store.activate, record.id)
         self._manager.wake()
         return json_answer(record.to_client())
+
+    async def _wait_until_released(self, store: JobStore, record: JobRecord) -> None:
+        """Wait until the edge that has ended a job has released it, for a limited time.
+
+        That edge saves the end, which clients see, before it releases the job: a client that
+        resumes it at once is not refused.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RELEASE_SECONDS):
+                while record.is_ended and await self._context.io(store.is_active, record.id):
+                    await asyncio.sleep(RELEASE_POLL_SECONDS)
 
     def _store(self, caller: BatchCaller) -> JobStore:
         return JobStore(self._context.store, caller.store.key)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 import urllib.request
 from dataclasses import replace
 from functools import partial
@@ -20,6 +22,7 @@ from libs.errors import InvalidInput
 from libs.telemetry import metrics
 from services.edge.batches.settings import BatchSettings
 from services.edge.jobs.settings import JobSettings
+from services.edge.jobs.store import JobStore
 from services.edge.settings import Settings
 from services.local.settings import free_port
 from tests.bulk.jobs import write_lines
@@ -102,6 +105,35 @@ async def test_job_is_paused_resumed_and_cancelled(files: Files) -> None:
     manifest = load(Folder(files.root / "out"))
     assert manifest is not None
     assert manifest.state == "cancelled"
+
+
+async def test_job_is_resumed_while_its_edge_releases_it(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write(40)
+    release, begun = JobStore.deactivate, threading.Event()
+
+    def slowly(store: JobStore, identity: str) -> None:
+        begun.set()
+        time.sleep(0.5)
+        release(store, identity)
+
+    monkeypatch.setattr(JobStore, "deactivate", slowly)
+    may_answer = asyncio.Event()
+
+    async def hold() -> None:
+        await may_answer.wait()
+
+    script = Script(encode=encode, act=hold)
+    async with edge(script, **files.settings) as http:
+        job = await submit(http, files.request(limits={"in_flight": 1}))
+        await until(lambda: bool(script.requests), "requests", 120.0)
+        await act(http, job, "pause")
+        may_answer.set()
+        await until(begun.is_set, "the release", 120.0)
+        await act(http, job, "resume")
+        assert (await wait_for(http, job, ("completed",)))["counts"]["rows"] == 40
+    assert sorted(files.ids()) == sorted(f"d{number}" for number in range(40))
 
 
 async def test_failed_rows_are_retried(files: Files) -> None:
