@@ -70,7 +70,8 @@ class InFlightMemory:
                 f" may hold {self._limit_bytes:,} at this router"
             )
         if self._unread_by_tenant.get(tenant):  # Its answer would be computed in vain.
-            self.check_unread(tenant, ENCODED.most)
+            room = min(ENCODED.most, int(self._limit_bytes * TENANT_SHARE) // 2)
+            self.check_unread(tenant, room)
         reservation = Reservation(self, tenant)
         reservation.take(cost)
         rpc.add_done_callback(reservation.release)  # type: ignore[arg-type]  # the stubs expect their class

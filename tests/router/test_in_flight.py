@@ -139,6 +139,16 @@ def test_unread_answers_of_a_tenant_have_a_limit() -> None:
     others[1].hold_response(1)
 
 
+def test_small_unread_answer_does_not_keep_its_tenant_out() -> None:
+    in_flight = InFlightMemory(limit_bytes=4 << 20)
+    waiting = in_flight.reserve(0, "t", cast(Rpc, FakeRpc()))
+    waiting.hold_response(1 << 20)
+    reserve(in_flight, 0)
+    waiting.hold_streamed(1)
+    with pytest.raises(AnswersUnread, match="have not read"):
+        reserve(in_flight, 0)
+
+
 def test_answers_with_chunks_are_refused_before_they_are_held() -> None:
     held: list[int] = []
     answers = DividedAnswers(held.append, 1000, is_streamed=True)
