@@ -96,9 +96,8 @@ def test_large_relations_answer_uses_bounded_memory_without_delaying_others(
         light.ask()
         light = Light(light.stub)
         before, request = enqueued(), related(ITEMS)
-        peaks = {
-            name: Peak(cluster.processes[name].pid) for name in ("router-0", "worker-0", "redis")
-        }
+        pids = cluster.pids("router-0", "worker-0", "redis")
+        peaks = {name: Peak(pid) for name, pid in pids.items()}
         call = attacker.Extract.future(
             request, timeout=ATTACK_SECONDS, metadata=(("x-shoal-tenant", "hostile"),)
         )
@@ -131,9 +130,8 @@ def test_label_answer_at_its_limit_uses_bounded_memory(cluster: Cluster) -> None
             pb.ExtractRequest(model=FORMS, items=request.items[:1], classify=request.classify),
             timeout=CALL_SECONDS,
         )
-        peaks = {
-            name: Peak(cluster.processes[name].pid) for name in ("router-0", "worker-0", "redis")
-        }
+        pids = cluster.pids("router-0", "worker-0", "redis")
+        peaks = {name: Peak(pid) for name, pid in pids.items()}
         answer, size = stub.Extract(request, timeout=CALL_SECONDS), request.ByteSize()
     print(
         f"request {size:,} bytes, answer {answer.ByteSize():,}; "

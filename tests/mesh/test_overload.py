@@ -61,7 +61,7 @@ async def test_overload_is_refused_with_retry_info_and_admitted_requests_are_ans
         )  # the router and the test measure its speed
         rate = OVERLOAD * max(len(each.in_time) for each in closed) / 2.0
         processes = [
-            psutil.Process(cluster.processes[name].pid) for name in (*cluster.routers, "redis")
+            psutil.Process(pid) for pid in cluster.pids(*cluster.routers, "redis").values()
         ]
         before = sum(process.memory_info().rss for process in processes)
         for doubling in range(DOUBLINGS):

@@ -171,8 +171,10 @@ async def test_every_process_is_replaced_under_load_without_client_errors(
         async with asyncio.timeout(1200), load(cluster.addresses) as tally:
             for name in names:
                 await replace(cluster, name, tally)
-        redis = connect(cluster.redis_url)
-        (lane,) = await Lanes(redis, router_id="observer", dead_result=b"").lane_gauges()
+        redis = connect(cluster.redis_url, slots=cluster.queue_slots)
+        lanes = Lanes(redis, router_id="observer", dead_result=b"", slots=cluster.queue_slots)
+        await lanes.check()
+        (lane,) = await lanes.lane_gauges()
         await redis.aclose()
         await asyncio.to_thread(
             wait_until,

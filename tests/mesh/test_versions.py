@@ -113,8 +113,9 @@ async def test_old_workers_and_routers_work_next_to_new_ones(tmp_path: Path) -> 
         expected = await ask(clients[0], list(range(len(TEXTS))))
         assert np.allclose(await ask(clients[1], list(range(len(TEXTS)))), expected, atol=1e-5)
         await ask_all(clients, expected)
-        redis = connect(cluster.redis_url)
-        lanes = Lanes(redis, router_id="observer", dead_result=b"")
+        redis = connect(cluster.redis_url, slots=cluster.queue_slots)
+        lanes = Lanes(redis, router_id="observer", dead_result=b"", slots=cluster.queue_slots)
+        await lanes.check()
         assert await ends_idle(lanes)
         # Each worker must serve while the other is down, and must shut down cleanly with calls in
         # flight.

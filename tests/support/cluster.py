@@ -2,7 +2,8 @@
 and workers.
 
 With SHOAL_TEST_REDIS=cluster the queue of a mesh without its own Redis is on a Redis Cluster of six
-nodes: `SHOAL_TEST_REDIS=cluster make test ARGS=tests/mesh`.
+nodes: `SHOAL_TEST_REDIS=cluster make test ARGS=tests/mesh`. The process `redis` then stands for its
+nodes: to kill it kills the master with the most keys.
 """
 
 from __future__ import annotations
@@ -103,8 +104,10 @@ class Cluster:
             **(environment or {}),
         }
         wanted = self._environment.pop(ON_CLUSTER, "")
-        if wanted == "cluster" and not redis_port and "SHOAL_REDIS_URL" not in (environment or {}):
-            self._nodes = RedisCluster()
+        settings = (environment or {}, *self.each.values())
+        has_own_redis = redis_port or any("SHOAL_REDIS_URL" in one for one in settings)
+        if wanted == "cluster" and not has_own_redis:
+            self._nodes = RedisCluster(is_durable=durable)
             self._environment |= {
                 "SHOAL_REDIS_URL": self._nodes.url,
                 "SHOAL_QUEUE_SLOTS": str(CLUSTER_SLOTS),
@@ -130,11 +133,25 @@ class Cluster:
     def redis_url(self) -> str:
         return self._environment["SHOAL_REDIS_URL"]
 
+    @property
+    def queue_slots(self) -> int:
+        """The number of slots over which the processes spread the lanes."""
+        return int(self._environment.get("SHOAL_QUEUE_SLOTS", "1"))
+
+    def pids(self, *names: str) -> dict[str, int]:
+        """Return the process ids by name. On a Redis Cluster each node is `redis-<port>`."""
+        found = {name: self.processes[name].pid for name in names if name in self.processes}
+        if "redis" in names and self._nodes is not None:
+            found |= {f"redis-{port}": pid for port, pid in self._nodes.pids.items()}
+        return found
+
     def __enter__(self) -> Cluster:
         try:
             if self._nodes is not None:
                 self._nodes.__enter__()
-            for name in ["redis", *self.routers, *self.schedulers, *self.workers, *self.edges]:
+            else:
+                self.start("redis")
+            for name in [*self.routers, *self.schedulers, *self.workers, *self.edges]:
                 self.start(name)
             for address in self.addresses:
                 self.wait_ready(address, self._start_seconds)
@@ -160,12 +177,16 @@ class Cluster:
                 self.wait(name)
         if kind is not None:
             print(self.last_words())
-        self.kill("redis")
         if self._nodes is not None:
             self._nodes.__exit__(kind, error, trace)
+        else:
+            self.kill("redis")
 
     def start(self, name: str, more: Mapping[str, str] | None = None) -> None:
         """`more`: variables of this process alone."""
+        if name == "redis" and self._nodes is not None:
+            self._nodes.restore()
+            return
         variables = self._variables(name) | dict(more or {})
         with (self.directory / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
@@ -174,6 +195,9 @@ class Cluster:
 
     def kill(self, name: str) -> None:
         """SIGKILL: nothing is finished, nothing is handed back."""
+        if name == "redis" and self._nodes is not None:
+            self._nodes.kill(self._nodes.fullest_master())
+            return
         process = self.processes.get(name)
         if process is not None and process.poll() is None:
             process.kill()

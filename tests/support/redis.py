@@ -35,6 +35,11 @@ class RedisServers:
         """Returns the environment of the server at a port."""
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process ids of the servers that run, by port."""
+        return {port: process.pid for port, process in self._processes.items()}
+
     def client(self, port: int) -> Redis:
         return Redis(port=port, socket_timeout=60.0, protocol=2)
 
@@ -49,6 +54,15 @@ class RedisServers:
     def masters(self) -> list[int]:
         """Return the ports of the servers that report themselves as masters."""
         return [port for port in self._running() if self.role(port) == "master"]
+
+    def fullest_master(self) -> int:
+        """Return the port of the master with the most keys."""
+
+        def keys(port: int) -> int:
+            with self.client(port) as master:
+                return int(master.dbsize())
+
+        return max(self.masters(), key=keys)
 
     def replica_port(self, port: int) -> int:
         """Return the port of the first replica of a master."""
