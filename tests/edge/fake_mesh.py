@@ -52,9 +52,9 @@ NAMES = (
     ("nomic-ai/nomic-embed-text-v1.5", "nomic_bert", 768, 547),
     ("jinaai/jina-embeddings-v2-base-code", "jina_bert", 768, 322),
 )
-WRITER = "Qwen/Qwen3-0.6B"
+GENERATIVE = "Qwen/Qwen3-0.6B"
 OTHERS = (
-    (WRITER, "qwen3", 0, 1192),
+    (GENERATIVE, "qwen3", 0, 1192),
     ("google/siglip2-base-patch16-224", "siglip", 768, 1502),
     ("fastino/gliner2-base-v1", "gliner2", 0, 833),
     ("zai-org/GLM-OCR", "glm_ocr", 0, 1800),
@@ -442,7 +442,7 @@ def make_model(
             [models_pb2.TASK_ENTITIES, models_pb2.TASK_CLASSIFY, models_pb2.TASK_RELATIONS],
             [],
         )
-    elif name == WRITER:
+    elif name == GENERATIVE:
         tasks, forms = [models_pb2.TASK_TEXT], []
     elif "OCR" in name:
         tasks, forms, inputs = (
