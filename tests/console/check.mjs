@@ -479,6 +479,7 @@ const parts = {
     // A model that only generates text has no task here: it is for the chat.
     await page.getByLabel("Model", { exact: true }).fill("Qwen/Qwen3-0.6B");
     await has(page, "This model does not extract.");
+    await has(page, "Run it to see the answer"); // not that of the model before
     assert.equal(await page.locator("#task").count(), 0);
     assert.ok(await page.getByRole("button", { name: "Run" }).isDisabled());
     await record(page, "playground-generative");

@@ -185,11 +185,11 @@ class FakeMeshService(mesh_pb2_grpc.MeshServiceServicer):
             for at, worker in enumerate(self.fake.mesh.workers)
         ]
         summary = (
-            f"{len(held)} of pool l4 hold {request.model}; 4,200 tokens wait"
+            f"{request.model} is resident on {len(held)} workers of pool l4; 4,200 tokens wait."
             if workers
             else "there is no worker in pool default"
         )
-        plan = "keep on one worker: 310 tokens/s are asked for, and one copy does 21,000"
+        plan = "held back: loads are in progress, or the resident models have more work waiting"
         return mesh_pb2.ExplainPlacementResponse(
             workers=workers,
             summary=summary,
@@ -204,8 +204,8 @@ def _reason(worker: mesh_pb2.WorkerStatus, held: set[str]) -> str:
     if worker.worker_id in held:
         return "it holds the model: 573,571,072 bytes, 28,600 tokens/s"
     return (
-        "the scheduler may have it load the model when there is work that its present copies "
-        "cannot do sooner"
+        "the scheduler may have it load the model when the resident copies would take longer for "
+        "the waiting work"
     )
 
 

@@ -278,7 +278,7 @@ async def test_actions_call_the_router() -> None:
         found = (await act(http, {"action": "check", "model": MODEL})).json
         assert found["model"]["card"]["family"] == "nomic_bert"
         assert [one["id"] for one in found["workers"]] == ["cpu-0", "l4-0", "l4-1", "l4-2"]
-        assert found["plan"].startswith("keep on one worker")
+        assert found["plan"].startswith("held back")
         unknown = (await act(http, {"action": "check", "model": "org/unknown"})).json
         assert unknown["model"] is None
         ids = [metadata["x-request-id"] for metadata in fake.metadata]
