@@ -359,7 +359,7 @@ class Route:
         body: The type of the body for OpenAPI: a msgspec Struct, a type of them, or a tuple of
             alternatives.
         answer: The type of the answer for OpenAPI, as `body`; `str` is plain text, `bytes` a file.
-        along: The media type of the streamed answer; empty if none exists.
+        stream_media_type: The media type of the streamed answer; empty if none exists.
     """
 
     method: str

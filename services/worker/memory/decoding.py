@@ -40,8 +40,10 @@ class DecodingMemory:
     """Reserves memory for decoding images.
 
     Args:
-        make_room: Called on the event loop with the bytes of a claim that does not fit.
-        clock: Monotonic seconds.
+        ledger: The memory of models, of which a large image claims a part.
+        allowance_bytes: Bytes for all images that make no claim.
+        free_memory: Called on the event loop with the bytes of a claim that does not fit.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
