@@ -56,7 +56,7 @@ def find_model(
 
 
 def _refuse_folder_of_models(path: Path) -> None:
-    """Raise ModelNotFound if the path is a folder of several models (as `shoal up --model` accepts);
+    """Raise ModelNotFound if the path is a folder of several models, as `shoal up --model` accepts;
     the message says how to check each of them.
     """
     if any((path / name).is_file() for name in CONFIGS):
