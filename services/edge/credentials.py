@@ -55,8 +55,8 @@ def decode_headers(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def read_request_id(headers: Mapping[str, str], new: str) -> str:
-    """Return the caller's request id (or idempotency key), or `new` if it sent none. Raises
-    HttpError for an invalid id.
+    """Return the caller's request id, which is also the idempotency key, or `new` if it sent none.
+    Raises HttpError for an invalid id.
     """
     given = headers.get(REQUEST_ID_HEADER, "")
     if given and not is_printable(given):
