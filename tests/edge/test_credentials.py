@@ -1,4 +1,4 @@
-"""From a request's headers to the metadata of the router call."""
+"""The conversion of a request's headers to the metadata of the router call."""
 
 from __future__ import annotations
 

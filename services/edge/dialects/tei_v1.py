@@ -1,9 +1,10 @@
 """TEI's gRPC API, `tei.v1`: convert its messages to mesh calls and the replies to its messages.
 Pure.
 
-The format is TEI's `proto/tei.proto`. Messages do not name a model: the address or the aliases
-`embed`, `rerank` and `predict` determine it. `truncate` defaults to false. Texts of a stream
-with equal other fields share one call of the mesh (`BatchedMethod.key`).
+The format is that of https://github.com/huggingface/text-embeddings-inference (package tei.v1).
+Messages do not name a model: the address or the aliases `embed`, `rerank` and `predict` determine
+it. `truncate` defaults to false. Texts of a stream with equal other fields share one call of the
+mesh (`BatchedMethod.key`).
 """
 
 from __future__ import annotations
