@@ -21,7 +21,7 @@ def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     expected = tmp_path / "expected.json"
     names = ("model", "query", "classifier", "tagger", "writer", "caller", "prompted", "conversed")
     lists = ("vectors", "alone", "queries", "turns")
-    numbers = dict.fromkeys(names, "") | {name: [] for name in lists}
+    numbers: dict[str, object] = {name: [] for name in lists} | dict.fromkeys(names, "")
     asked = {"system": "", "user": "", "tokens": 1}
     written = {"texts": ["a", "b", "c"], "scores": SCORES, "asked": asked, "written": TEXT}
     expected.write_text(json.dumps(numbers | written))
