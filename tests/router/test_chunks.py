@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
@@ -30,6 +31,7 @@ from tests.router.parts import MODEL, card
 
 SPANS = pb.Chunking.METHOD_SPANS
 PDF = b"%PDF-1.7" + bytes(2 << 20)
+LARGE = b"# Titles\n\n" * 980_000
 
 
 def request(*items: pb.Item, **chunking: object) -> pb.EncodeRequest:
@@ -157,6 +159,35 @@ def test_invalid_documents_are_refused(asked: pb.EncodeRequest, field: str) -> N
     with pytest.raises(InvalidInput) as caught:
         check_encode(asked, reads_documents())
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("data", "first", "last", "problem"),
+    [
+        (LARGE, 0, 0, "9,800,000 bytes; at most 8,388,608"),
+        (LARGE, 0, 1024, "9,800,000 bytes; at most 8,388,608"),
+        (codecs.BOM_UTF16_LE + "é".encode("utf-16-le") * 8_400_000, 0, 0, "8,400,001 bytes"),
+        (LARGE, 10, 0, ""),
+        (LARGE, 0, 30, ""),
+        (LARGE[: 8 << 20], 0, 0, ""),
+        (b"From: a@b\nSubject: c\n\n" + LARGE, 0, 0, ""),
+        (b"<html>" + LARGE, 0, 0, ""),
+        (b"<!-- a --><html>" + b"a" * (16 << 20), 0, 1, "16,777,232 bytes; at most 16,777,216"),
+    ],
+)
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_text_that_is_too_large_is_refused_by_its_bytes(
+    data: bytes, first: int, last: int, problem: str, is_shared: bool
+) -> None:
+    asked = request(documented(data, first, last))
+    if is_shared:
+        asked.items[0].parts[0].document.file = 0
+        asked.files.append(data)
+    if not problem:
+        check_encode(asked, reads_documents())
+        return
+    with pytest.raises(InvalidInput, match=problem):
+        check_encode(asked, reads_documents())
 
 
 def test_documents_cost_their_pages_and_estimated_text() -> None:
