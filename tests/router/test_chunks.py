@@ -247,7 +247,7 @@ def test_estimate_of_a_documents_text_refuses_no_answer(last: int) -> None:
     text = request(pb.Item(text="x" * (1 << 20)), max_tokens=64)
     sizes = check_encode(text, known)
     costs, _ = pricing.price(sizes, known, pb.TRUNCATION_END)
-    with pytest.raises(InvalidInput, match="call EncodeStream"):
+    with pytest.raises(InvalidInput, match="over gRPC, EncodeStream"):
         answer_bounds.check_divided_texts(
             text, known, costs, sizes, is_streamed=False, readable=64 << 20
         )
@@ -291,7 +291,7 @@ def test_returned_texts_count_in_the_answer() -> None:
             chunks=sum(sizes.chunks),
             text_bytes=text_bytes,
         )
-    with pytest.raises(InvalidInput, match="call EncodeStream"):
+    with pytest.raises(InvalidInput, match="over gRPC, EncodeStream"):
         answer_bounds.check_encoded(
             asked,
             known,
@@ -351,11 +351,11 @@ def test_vectors_of_estimated_chunks_count() -> None:
     answer_bounds.check_encoded(
         asked, known, [1] * 20, is_streamed=False, readable=1 << 40, chunks=4096
     )
-    with pytest.raises(InvalidInput, match="call EncodeStream"):
+    with pytest.raises(InvalidInput, match="over gRPC, EncodeStream"):
         answer_bounds.check_encoded(
             asked, known, [1] * 20, is_streamed=False, readable=1 << 40, chunks=4097
         )
-    with pytest.raises(InvalidInput, match="call EncodeStream"):
+    with pytest.raises(InvalidInput, match="over gRPC, EncodeStream"):
         answer_bounds.check_divided(4 << 20, (4 << 20) - 1)
 
 

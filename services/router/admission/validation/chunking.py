@@ -4,7 +4,7 @@ A worker knows the number of a text's chunks once it has tokenised it; routers h
 their number is estimated from the text's bytes, as its tokens are, and a worker refuses items with
 too many. Routers do not read documents either: their text is estimated from their bytes and pages
 (`libs/documents/text_size.py`), and no document is refused by an estimate of it alone. The bytes of
-plain text and Markdown are no estimate: they are compared with the limit before anything is read.
+plain text and Markdown are exact: they are compared with the limit before anything is read.
 """
 
 from __future__ import annotations
