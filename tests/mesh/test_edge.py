@@ -148,7 +148,7 @@ async def test_sie(http: Http, client: shoal.Client, wanted: NDArray[np.float32]
     assert late is not None
     for item, rows in zip(reply.json["items"], late, strict=True):
         assert distance(item["multivector"]["values"], rows) <= ROUNDING
-    many = {"items": [{"text": "word " * 50}] * 2000, "params": {"output_types": ["multivector"]}}
+    many = {"items": [{"text": "word " * 50}] * 10_000, "params": {"output_types": ["multivector"]}}
     reply = await http.post(f"/v1/encode/{LATE}", many)
     message = reply.json["detail"]["message"]
     assert reply.status == 400
