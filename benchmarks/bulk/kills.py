@@ -15,7 +15,6 @@ themselves, so the job is judged by the ratio of phases with the same kills.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import tempfile
 import time
@@ -32,7 +31,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 from rich.table import Table
 
-from benchmarks.common.machine import busy_cores, machine
+from benchmarks.common.machine import busy_cores, print_end, print_machine, wide_console
 from benchmarks.common.texts import MINILM_ID, minilm_directory, real_texts
 from tests.edge.jobs.parts import STOPPED
 from tests.support.cluster import Cluster
@@ -305,17 +304,12 @@ def main(
     ] = False,
 ) -> None:
     """Measure a submitted job under kills of all processes, and interactive requests next to it."""
-    console = Console(stderr=as_json)
-    if not console.is_terminal:
-        console.width = 120
+    console = wide_console(as_json=as_json)
     busy = asyncio.run(busy_cores())
     found = asyncio.run(measured(rows, seconds, kill_seconds, per_second, chunk_rows, console))
-    console.print(", ".join(f"{key} {value}" for key, value in machine().items()), style="dim")
+    print_machine(console)
     print_found(found, console)
-    if busy > 0.1:
-        console.print(f"note: {busy:.2f} cores were busy before: not a quiet machine")
-    if as_json:
-        print(json.dumps({"machine": machine(), "busy_cores": busy, **asdict(found)}))
+    print_end(console, busy, asdict(found), as_json=as_json)
     raise typer.Exit(int(bool(found.error)))
 
 

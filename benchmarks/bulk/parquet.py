@@ -12,7 +12,6 @@ compares a job with the requests just before and just after it.
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ from shoal.bulk.engine import JobRun, create
 from shoal.bulk.places import place
 from shoal.bulk.spec import BulkLimits, BulkRecipe
 
-from benchmarks.common.machine import busy_cores, machine
+from benchmarks.common.machine import busy_cores, print_end, print_machine, wide_console
 from benchmarks.common.report import spread
 from benchmarks.common.texts import MINILM_ID, real_texts
 from benchmarks.mesh.throughput import seconds_once, steadily
@@ -149,18 +148,13 @@ def main(
     ] = False,
 ) -> None:
     """Measure a bulk job from Parquet to Parquet next to steady bulk requests by gRPC."""
-    console = Console(stderr=as_json)
-    if not console.is_terminal:
-        console.width = 120
+    console = wide_console(as_json=as_json)
     busy = asyncio.run(busy_cores())
     found = asyncio.run(measured(rounds, seconds, console))
-    console.print(", ".join(f"{key} {value}" for key, value in machine().items()), style="dim")
+    print_machine(console)
     print_found(found, console)
-    if busy > 0.1:
-        console.print(f"note: {busy:.2f} cores were busy before: not a quiet machine")
-    if as_json:
-        results = {name: asdict(one) | {"ratios": one.ratios} for name, one in found.items()}
-        print(json.dumps({"machine": machine(), "busy_cores": busy, "texts": results}))
+    results = {name: asdict(one) | {"ratios": one.ratios} for name, one in found.items()}
+    print_end(console, busy, {"texts": results}, as_json=as_json)
     raise typer.Exit(int(not all(one.is_met for one in found.values())))
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
+
+from rich.console import Console
 
 from services.local.settings import available_cores
 
@@ -41,3 +46,29 @@ def machine() -> dict[str, str]:
         "bfloat16": " ".join(has) or "emulated",
     }
     return here | {"python": platform.python_version()} | packages
+
+
+BUSY_CORES: Final = 0.1
+"""A machine with more busy cores before a measurement is not quiet."""
+
+
+def wide_console(*, as_json: bool) -> Console:
+    """Return the console of a report, on stderr next to JSON: wide if it is not a terminal."""
+    console = Console(stderr=as_json)
+    if not console.is_terminal:
+        console.width = 120
+    return console
+
+
+def print_machine(console: Console) -> None:
+    console.print(", ".join(f"{key} {value}" for key, value in machine().items()), style="dim")
+
+
+def print_end(
+    console: Console, busy: float, results: Mapping[str, object], *, as_json: bool
+) -> None:
+    """Print the end of a report: whether the machine was quiet, and the results as JSON."""
+    if busy > BUSY_CORES:
+        console.print(f"note: {busy:.2f} cores were busy before: not a quiet machine")
+    if as_json:
+        print(json.dumps({"machine": machine(), "busy_cores": busy, **results}))

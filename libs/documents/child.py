@@ -232,7 +232,7 @@ class ConvertedDocument:
             self._kind, self._pages = self._formats.convert(payload, self._family, limits)
             return {"pages": len(self._pages)}, b""
         if asked["do"] == "pages":
-            return {"pages": len(self._pages)}, b""
+            return {"pages": len(self._pages), "bytes": list(map(len, self._pages))}, b""
         if asked["do"] == "text":
             return {}, self._pages[asked["page"] - 1]
         raise DocumentRefused(

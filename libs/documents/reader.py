@@ -412,13 +412,21 @@ class OpenDocument:
         self.family = found
         self._reader = reader
         self.seconds = 0.0
-        self.length = _whole(self._ask({"do": "pages"}, "when it was opened")[0], "pages")
+        answer, _ = self._ask({"do": "pages"}, "when it was opened")
+        self.length = _whole(answer, "pages")
+        self._text_bytes = () if found == "pdf" else _wholes(answer, "bytes", self.length)
 
     def at(self, path: str) -> OpenDocument:
         """Return the same document at another place of the request."""
         other = copy(self)
         other.path, other.seconds = path, 0.0
         return other
+
+    def text_bytes(self, first: int, last: int) -> int:
+        """Return the bytes of the text of pages `first` to `last` as UTF-8; 0 of a PDF file, which
+        has to be read for it.
+        """
+        return sum(self._text_bytes[first - 1 : last])
 
     def sizes(self, first: int, last: int, dpi: int) -> list[tuple[int, int]]:
         """Height and width in pixels of pages `first` to `last`, at least one. Raises InvalidInput
@@ -506,6 +514,17 @@ def _whole(answer: dict[str, object], name: str) -> int:
     if not isinstance(value, int):
         raise InternalError("the process that reads documents gave no number")
     return value
+
+
+def _wholes(answer: dict[str, object], name: str, count: int) -> tuple[int, ...]:
+    values = answer.get(name)
+    if (
+        not isinstance(values, list)
+        or len(values) != count
+        or not all(isinstance(one, int) for one in values)
+    ):
+        raise InternalError("the process that reads documents gave other numbers than asked for")
+    return tuple(values)
 
 
 def _sites(reads: Family, path: str = "") -> str:

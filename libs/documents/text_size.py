@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.documents import limits
-from libs.documents.conversion.sniffing import family
+from libs.documents.conversion.sniffing import family, min_utf8_bytes, recognized_text
 
 PDF_PAGE_BYTES: Final = 4096
 """Estimated text of a PDF page: one full of text has 3 to 5 KB."""
@@ -52,6 +52,20 @@ def text_budget(data: bytes, pages: int, documents: int) -> TextBudget:
         TEXT_FACTOR * estimated_text_bytes(data, pages), -(-limits.CHUNKED_BYTES // documents)
     )
     return TextBudget(pages, min(most, limits.DIVIDED_BYTES))
+
+
+def min_text_bytes(data: bytes, first: int, last: int) -> int:
+    """Return the fewest bytes that pages `first` to `last` (0: the last) of plain text or Markdown
+    have as UTF-8. Line ends and blanks around pages count as they were sent.
+
+    It is 0 for other formats, and for text that can be divided into chunks.
+    """
+    found = min_utf8_bytes(data) - (first - 1) * limits.TEXT_BYTES
+    if last:  # A page ends at a boundary in the second half of the bytes that it may have.
+        found = min(found, (last - first + 1) * limits.TEXT_BYTES // 2)
+    # The format is recognized last, because that takes longest.
+    is_read = found <= limits.DIVIDED_BYTES or recognized_text(data) != "text file"
+    return 0 if is_read else found
 
 
 def estimated_text_bytes(data: bytes, pages: int) -> int:

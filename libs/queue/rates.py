@@ -61,9 +61,13 @@ class Rates:
         """
         return await self._charge(tenant, rate, 1, tokens)
 
-    async def give_back(self, tenant: str, rate: RateLimit, tokens: int) -> None:
-        """Refund `take` for a request that was refused for another reason."""
-        await self._charge(tenant, rate, -1, -tokens)
+    async def give_back(
+        self, tenant: str, rate: RateLimit, tokens: int, *, requests: int = 1
+    ) -> None:
+        """Refund `take` for a request that was refused for another reason, or with `requests` 0
+        only the tokens that a request did not use.
+        """
+        await self._charge(tenant, rate, -requests, -tokens)
 
     async def _charge(self, tenant: str, rate: RateLimit, requests: int, tokens: int) -> float:
         key = rates_key(tenant, self._slots)

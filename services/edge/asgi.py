@@ -329,7 +329,7 @@ class Application:
             exchange.reason,
             message,
             retry_after,
-            cost.input_tokens,
+            cost.prompt_tokens,
             cost.output_tokens,
             cost.truncated_inputs,
         )
@@ -399,6 +399,7 @@ class Application:
                 exchange.dialect = step.dialect
             MODEL.set(getattr(step.message, "model", ""))
             exchange.cost.note_request(step.message)
+            exchange.cost.prompt_copies = step.prompt_copies
             seconds = _remaining_seconds(deadline)
             try:
                 reply, size = await self._routers.ask_sized(

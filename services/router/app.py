@@ -117,6 +117,7 @@ class Router:
             self.aliases,
             self.dispatcher,
             self.in_flight,
+            background,
             router_id=settings.router_id,
             default_deadline_seconds=settings.default_deadline_seconds,
         )

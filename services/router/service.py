@@ -26,6 +26,7 @@ from libs.telemetry.logs import MODEL
 from services.router.admission import pricing, rules, splitting
 from services.router.admission.controller import AdmissionContext, AdmissionController
 from services.router.admission.routing.routes import Target, refuse_pool
+from services.router.admission.tenants import Charge
 from services.router.admission.validation import answer_bounds
 from services.router.admission.validation.requests import (
     check_encode,
@@ -54,6 +55,7 @@ from services.router.lanes.dispatch import (
 from services.router.lanes.streamed import StreamedTexts
 from services.router.lanes.streamed_chunks import ChunkPart, StreamedChunks
 from services.router.state.aliases import resolve
+from services.router.state.background import Background
 
 SPLIT_IN_THREAD_BYTES: Final = 256 * 1024
 """Requests of at least this size are split, and their answers merged, in a thread, so that the
@@ -78,7 +80,7 @@ _Result = TypeVar("_Result")
 _Check: TypeAlias = Callable[[_Request, models_pb2.ModelCard | None], Sizes]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _OpenCall:
     """A call that is being answered."""
 
@@ -89,6 +91,11 @@ class _OpenCall:
     reservation: Reservation
     alias: pb.ResolvedAlias | None
     """The models of the alias that the request named; None for a model."""
+    background: Background
+    charge: Charge | None = None
+    """The charge to its tenant's rate limit; None without one."""
+    generated: int = 0
+    """Tokens of the longest answers, which the charge includes."""
 
     def seconds(self) -> float:
         return time.perf_counter() - self.begin
@@ -101,9 +108,14 @@ class _OpenCall:
             response.ClearField("alias")
 
     def complete(self, response: Response) -> None:
-        """Add the alias and the total time to a merged response."""
+        """Add the alias and the total time to a merged response, and refund the tokens that were
+        charged and not generated.
+        """
         self.set_alias(response)
         response.timings.total_seconds = self.seconds()
+        unused = self.generated - response.usage.output_tokens
+        if self.charge is not None and unused > 0:
+            self.background.spawn(self.charge.refund_unused(unused))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +134,8 @@ class _Price:
     """Pages and text that the document of each item may have."""
     max_chunks: int = 0
     """Maximum chunks of a job; 0: the worker's own."""
+    generated: int = 0
+    """Tokens of the longest answers to generate, which `costs` include."""
 
     @property
     def tokens(self) -> int:
@@ -148,6 +162,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         aliases: AliasStore,
         dispatcher: Dispatcher,
         in_flight: InFlightMemory,
+        background: Background,
         *,
         router_id: str,
         default_deadline_seconds: float,
@@ -157,6 +172,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._aliases = aliases
         self._dispatcher = dispatcher
         self._in_flight = in_flight
+        self._background = background
         self._default_deadline_seconds = default_deadline_seconds
 
     async def Encode(
@@ -275,7 +291,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         if alias is not None:
             request.model = alias.model
             MODEL.set(alias.model)
-        return _OpenCall(begin, rpc.time_remaining(), reservation, alias)
+        return _OpenCall(begin, rpc.time_remaining(), reservation, alias, self._background)
 
     async def _stream_answers(
         self,
@@ -333,7 +349,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 len(call.body), partial(_price, request, check, context, call, whole=whole)
             )
             self._admission.refuse(context, price.tokens)
-            refund = None if failed else await self._admission.charge(context, price.tokens)
+            charge = None if failed else await self._admission.charge(context, price.tokens)
+            if charge is not None:
+                opened.charge, opened.generated = charge, price.generated
             try:
                 return await self._send(
                     request, call, context, price, deadline, opened.reservation, whole, streamed
@@ -345,8 +363,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 if isinstance(streamed, StreamedChunks) and not streamed.restart():
                     raise
             except QueueFull as error:
-                if refund is not None and not isinstance(error, AnswersUnread):
-                    await refund()
+                if charge is not None and not isinstance(error, AnswersUnread):
+                    await charge.refund()
                 raise
 
     async def _send(
@@ -422,7 +440,15 @@ def _price(
             answer_bounds.check_encoded(
                 request, card, costs, is_streamed=is_streamed, readable=readable
             )
-    return _Price(costs, repeated, sizes.read, answer_bytes, sizes.budgets, max_chunks)
+    return _Price(
+        costs,
+        repeated,
+        sizes.read,
+        answer_bytes,
+        sizes.budgets,
+        max_chunks,
+        sum(sizes.generated),
+    )
 
 
 def _plan(

@@ -189,6 +189,23 @@ def test_pages_and_bytes_are_limited(
         read(reader, BOOK, 1, 2)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [b"a line\n\n" * (9 << 17), b"<html><p>" + b"one word" * (9 << 17)],
+    ids=["Markdown", "HTML"],
+)
+def test_converted_text_that_is_too_large_is_refused_before_it_is_divided(
+    reader: DocumentReader, data: bytes
+) -> None:
+    file = DocumentFile.create(data, None, 0, 0, 0)
+    work = EncodeWork([""], parts={0: (Part(file, FIELD),)}, chunking=Chunking())
+    found = with_pages(work, [], reader, never_cancelled)
+    assert isinstance(found, EncodeWork)
+    with pytest.raises(InvalidInput, match=r"9,4\d\d,\d{3} bytes of text; at most 8,388,608"):
+        found.documents[0].read(1)
+    assert not found.documents[0].pages.numbers, "no page was read"
+
+
 def test_pages_and_text_of_all_documents_of_a_job_are_limited(reader: DocumentReader) -> None:
     parts = {
         index: (Part(DocumentFile.create(b"", 0, 1, 2, 0), f"items[{index}].parts[0].document"),)

@@ -34,6 +34,7 @@ ALIASES = AliasNames(
 )
 MODELS = [
     card(MINILM),
+    card("random/bert-embed"),
     card("random/bert-classes", tasks=[models_pb2.TASK_CLASSIFY], representations=[], dimensions=0),
     card("random/qwen3-chat", tasks=[models_pb2.TASK_TEXT], representations=[], dimensions=0),
     card(

@@ -51,7 +51,7 @@ from tests.interop.environments import (
     versions,
 )
 from tests.mesh.conftest import CLASSES, LABELS
-from tests.parity.checkpoints import write_checkpoint
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 
 RECORDED: Final = Path(__file__).with_name("recorded.json")
 PAGE: Final = ROOT / "docs/interop.md"
@@ -73,6 +73,10 @@ TAGGER: Final = "random/bert-entities"
 WRITER: Final = "random/qwen3-chat"
 CALLER: Final = "random/qwen3-calls"
 """A model that calls functions."""
+PROMPTED: Final = "random/bert-embed"
+"""A model with a prompt for queries, which MiniLM lacks."""
+SHORT: Final = 16
+"""The requested dimensions of a shortened vector."""
 SYSTEM, USER, TOKENS = "Be short.", "a text about fish", 30
 """The prompt of all clients for the generative model."""
 TURNS: Final[Sequence[Turn]] = (("user", "a text"), ("assistant", "about fish"))
@@ -88,6 +92,10 @@ SLOW: Final = {"requests_per_second": 0.5, "burst_seconds": 2}
 """The limits of a tenant that gets one request per two seconds."""
 WAITED: Final = "(rate limited)"
 """The suffix of calls in the table that must have received at least one 429 with Retry-After."""
+MAX_DIFFERENCE: Final = 1e-6
+"""The largest difference of a passing call. Float32 sums of different batches differ by up to
+1.2e-7, decimal numbers by up to 3e-8, and float16 by more than 1e-4.
+"""
 TEXTS: Final = [
     "a shoal of fish",
     "a table of wood",
@@ -167,10 +175,8 @@ async def calls(
     assert process.stdout is not None
     found: list[dict[str, Any]] = []
     async for line in process.stdout:
-        found.append(json.loads(line))
-        refusals, limited.refusals = limited.refusals, 0
-        if found[-1]["call"].endswith(WAITED) and not refusals and not found[-1]["error"]:
-            found[-1]["error"] = "no call was rate limited"
+        found.append(judged(json.loads(line), limited.refusals))
+        limited.refusals = 0
     if await process.wait() or not found:
         found.append(
             {
@@ -180,6 +186,21 @@ async def calls(
             }
         )
     return found
+
+
+def judged(row: dict[str, Any], refusals: int) -> dict[str, Any]:
+    """Return a row with an error if its numbers differ too much, or if a call that must be rate
+    limited was not.
+    """
+    difference = row["difference"]
+    if row["error"]:
+        return row
+    # Not `>`: NaN is an error.
+    if difference is not None and not 0 <= difference <= MAX_DIFFERENCE:
+        return row | {"error": f"differs by {difference}, more than {MAX_DIFFERENCE}"}
+    if row["call"].endswith(WAITED) and not refusals:
+        return row | {"error": "no call was rate limited"}
+    return row
 
 
 async def run(wanted: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -277,6 +298,9 @@ def write_checkpoints(root: Path) -> Path:
         write_checkpoint("bert", root / CLASSIFIER, head="sequence_classification", labels=CLASSES)
         write_checkpoint("bert", root / TAGGER, head="token_classification", labels=LABELS)
         (root / ".done").touch()
+    if not (root / PROMPTED).exists():
+        sentence = SentenceFiles(prompts={"query": "find: "})
+        write_checkpoint("bert", root / PROMPTED, sentence=sentence)
     if not (root / WRITER).exists():
         write_writer("qwen3", root / WRITER)
     if not (root / CALLER).exists():
@@ -292,6 +316,9 @@ def wanted_numbers(address: str) -> dict[str, Any]:
         dense = client.encode(MINILM, TEXTS).dense
         alone = client.encode(MINILM, TEXTS[:1]).dense
         int8 = client.encode(MINILM, TEXTS, data_type="int8").dense
+        documents = client.encode(PROMPTED, TEXTS).dense
+        queries = client.encode(PROMPTED, TEXTS, role="query").dense
+        short = client.encode(PROMPTED, TEXTS, role="query", dimensions=SHORT).dense
         scores = client.score(MINILM, "fish", TEXTS, scale="probability").scores
         classes = client.classify(CLASSIFIER, TEXTS)
         one_class = [client.classify(CLASSIFIER, [text])[0] for text in TEXTS]
@@ -309,6 +336,12 @@ def wanted_numbers(address: str) -> dict[str, Any]:
     assert dense is not None
     assert alone is not None
     assert int8 is not None
+    assert documents is not None
+    assert queries is not None
+    assert short is not None
+    # Otherwise a client could lose its role or its entities without a difference.
+    assert abs(documents - queries).max(axis=1).min() > 1000 * MAX_DIFFERENCE
+    assert all(result.entities for result in tagged)
     return {
         "model": MINILM,
         "texts": TEXTS,
@@ -316,6 +349,9 @@ def wanted_numbers(address: str) -> dict[str, Any]:
         "vectors": dense.tolist(),
         "alone": alone.tolist(),
         "int8": int8.tolist(),
+        "prompted": PROMPTED,
+        "queries": queries.tolist(),
+        "short_queries": short.tolist(),
         "scores": scores.tolist(),
         "classifier": CLASSIFIER,
         "tagger": TAGGER,

@@ -1,10 +1,14 @@
-"""The table of docs/interop.md after runs of some clients."""
+"""The table of docs/interop.md after runs of some clients, and the rows that are errors."""
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
+from typing import Any
 
-from tests.interop.__main__ import PAGE, merged, rows_of, table
+import pytest
+
+from tests.interop.__main__ import MAX_DIFFERENCE, PAGE, judged, merged, rows_of, table
 
 BEFORE = """# A page
 
@@ -47,3 +51,23 @@ def test_each_row_of_the_page_has_a_date() -> None:
     assert rows
     for row in rows:
         datetime.strptime(row.split("|")[4].strip(), "%Y-%m-%d").replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize("difference", [None, 0.0, MAX_DIFFERENCE])
+def test_small_differences_pass(difference: float | None) -> None:
+    assert judged(row("embed", difference), refusals=0) == row("embed", difference)
+
+
+@pytest.mark.parametrize("difference", [2 * MAX_DIFFERENCE, 1.0, math.nan, math.inf, -math.inf])
+def test_large_difference_is_an_error(difference: float) -> None:
+    assert judged(row("embed", difference), refusals=0)["error"].startswith("differs by")
+
+
+def test_rate_limited_call_without_a_refusal_is_an_error() -> None:
+    limited = row("embed (rate limited)", 0.0)
+    assert judged(limited, refusals=0)["error"] == "no call was rate limited"
+    assert judged(limited, refusals=1) == limited
+
+
+def row(call: str, difference: float | None) -> dict[str, Any]:
+    return {"call": call, "difference": difference, "error": ""}

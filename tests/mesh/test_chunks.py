@@ -244,6 +244,12 @@ async def test_http(http: Http, client: shoal.Client) -> None:
         ("one page", 1),
         ("two", 2),
     ]
+    large = base64.b64encode(b"# Titles\n\n" * 980_000).decode()
+    body = {"items": [{"document": large}], "params": {"chunking": {}}}
+    reply = await http.post(f"/v1/encode/{MINILM}", body)
+    assert reply.status == 400
+    assert "items[0].document" in reply.json["detail"]["message"]
+    assert "9,800,000 bytes; at most 8,388,608" in reply.json["detail"]["message"]
     reply = await http.post(
         f"/v1/encode/{MINILM}",
         {"items": [{"text": "a"}], "params": {"chunking": {"max_tokens": 9, "overlap": 8}}},

@@ -148,6 +148,11 @@ async def test_sie(http: Http, client: shoal.Client, wanted: NDArray[np.float32]
     assert late is not None
     for item, rows in zip(reply.json["items"], late, strict=True):
         assert distance(item["multivector"]["values"], rows) <= ROUNDING
+    many = {"items": [{"text": "word " * 50}] * 10_000, "params": {"output_types": ["multivector"]}}
+    reply = await http.post(f"/v1/encode/{LATE}", many)
+    message = reply.json["detail"]["message"]
+    assert reply.status == 400
+    assert "items at a time, or request fewer dimensions or a smaller data type" in message
     reply = await http.post(f"/v1/score/{RANKER}", {"query": {"text": "q"}, "items": items})
     scored = client.score(RANKER, "q", TEXTS)
     by_item = {entry["item_id"]: entry["score"] for entry in reply.json["scores"]}

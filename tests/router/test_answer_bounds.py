@@ -138,10 +138,14 @@ def test_dense_vectors_beyond_one_answer_are_refused_with_advice(
     request = pb.EncodeRequest(
         items=[pb.Item(text="a")] * (allowed + 1), data_type=data_type, dimensions=dimensions
     )
-    with pytest.raises(InvalidInput, match="call EncodeStream") as caught:
+    with pytest.raises(InvalidInput, match="over gRPC, EncodeStream") as caught:
         answer_bounds.check_encoded(
             request, vectors_card(), [1] * (allowed + 1), is_streamed=False, readable=ANY
         )
+    advice = (
+        "send about [\\d,]+ items at a time, or request fewer dimensions or a smaller data type"
+    )
+    assert re.search(f"{advice}; over gRPC, EncodeStream", caught.value.message)
     found = re.search(r"send about ([\d,]+) items", caught.value.message)
     assert found is not None
     assert int(found[1].replace(",", "")) == allowed
@@ -161,7 +165,7 @@ def test_default_client_is_refused_answers_above_its_grpc_limit(
     )
     request.items.add(text="a")
     with pytest.raises(
-        InvalidInput, match=r"call EncodeStream.*x-shoal-max-answer-bytes \(-1: unlimited\)"
+        InvalidInput, match=r"over gRPC, EncodeStream.*x-shoal-max-answer-bytes \(-1: unlimited\)"
     ):
         answer_bounds.check_encoded(
             request,
@@ -218,7 +222,7 @@ def test_multi_vectors_beyond_one_answer_are_refused_unless_they_are_pooled() ->
     request = pb.EncodeRequest(
         items=[pb.Item(text="a")] * 20, representations=[pb.REPRESENTATION_MULTI_VECTOR]
     )
-    with pytest.raises(InvalidInput, match="call EncodeStream"):
+    with pytest.raises(InvalidInput, match="over gRPC, EncodeStream"):
         answer_bounds.check_encoded(
             request, vectors_card(), [400] * 20, is_streamed=False, readable=ANY
         )

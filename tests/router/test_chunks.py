@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
@@ -30,6 +31,7 @@ from tests.router.parts import MODEL, card
 
 SPANS = pb.Chunking.METHOD_SPANS
 PDF = b"%PDF-1.7" + bytes(2 << 20)
+LARGE = b"# Titles\n\n" * 980_000
 
 
 def request(*items: pb.Item, **chunking: object) -> pb.EncodeRequest:
@@ -159,6 +161,35 @@ def test_invalid_documents_are_refused(asked: pb.EncodeRequest, field: str) -> N
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("data", "first", "last", "problem"),
+    [
+        (LARGE, 0, 0, "9,800,000 bytes; at most 8,388,608"),
+        (LARGE, 0, 1024, "9,800,000 bytes; at most 8,388,608"),
+        (codecs.BOM_UTF16_LE + "é".encode("utf-16-le") * 8_400_000, 0, 0, "8,400,001 bytes"),
+        (LARGE, 10, 0, ""),
+        (LARGE, 0, 30, ""),
+        (LARGE[: 8 << 20], 0, 0, ""),
+        (b"From: a@b\nSubject: c\n\n" + LARGE, 0, 0, ""),
+        (b"<html>" + LARGE, 0, 0, ""),
+        (b"<!-- a --><html>" + b"a" * (16 << 20), 0, 1, "16,777,232 bytes; at most 16,777,216"),
+    ],
+)
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_text_that_is_too_large_is_refused_by_its_bytes(
+    data: bytes, first: int, last: int, problem: str, is_shared: bool
+) -> None:
+    asked = request(documented(data, first, last))
+    if is_shared:
+        asked.items[0].parts[0].document.file = 0
+        asked.files.append(data)
+    if not problem:
+        check_encode(asked, reads_documents())
+        return
+    with pytest.raises(InvalidInput, match=problem):
+        check_encode(asked, reads_documents())
+
+
 def test_documents_cost_their_pages_and_estimated_text() -> None:
     known = models_pb2.ModelCard(tokens_per_byte=0.25, max_tokens=512)
     sizes = check_encode(request(documented(last=40), max_tokens=100), reads_documents())
@@ -216,7 +247,7 @@ def test_estimate_of_a_documents_text_refuses_no_answer(last: int) -> None:
     text = request(pb.Item(text="x" * (1 << 20)), max_tokens=64)
     sizes = check_encode(text, known)
     costs, _ = pricing.price(sizes, known, pb.TRUNCATION_END)
-    with pytest.raises(InvalidInput, match="call EncodeStream"):
+    with pytest.raises(InvalidInput, match="over gRPC, EncodeStream"):
         answer_bounds.check_divided_texts(
             text, known, costs, sizes, is_streamed=False, readable=64 << 20
         )
@@ -260,7 +291,7 @@ def test_returned_texts_count_in_the_answer() -> None:
             chunks=sum(sizes.chunks),
             text_bytes=text_bytes,
         )
-    with pytest.raises(InvalidInput, match="call EncodeStream"):
+    with pytest.raises(InvalidInput, match="over gRPC, EncodeStream"):
         answer_bounds.check_encoded(
             asked,
             known,
@@ -320,11 +351,11 @@ def test_vectors_of_estimated_chunks_count() -> None:
     answer_bounds.check_encoded(
         asked, known, [1] * 20, is_streamed=False, readable=1 << 40, chunks=4096
     )
-    with pytest.raises(InvalidInput, match="call EncodeStream"):
+    with pytest.raises(InvalidInput, match="over gRPC, EncodeStream"):
         answer_bounds.check_encoded(
             asked, known, [1] * 20, is_streamed=False, readable=1 << 40, chunks=4097
         )
-    with pytest.raises(InvalidInput, match="call EncodeStream"):
+    with pytest.raises(InvalidInput, match="over gRPC, EncodeStream"):
         answer_bounds.check_divided(4 << 20, (4 << 20) - 1)
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import grpc
 import pytest
+from redis.asyncio import Redis
+from shoal.v1 import inference_pb2 as pb
+from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import InvalidInput
-from libs.queue.rates import RateLimit
+from libs.queue.rates import RateLimit, rates_key
 from services.router.admission.tenants import Tenant, Tenants, parse_tenants, watch_tenants
 from tests.router.parts import Client, FakeWorker, Refusal, card, encode_request, router, until
 
@@ -147,6 +151,43 @@ async def test_over_the_rate_both_routers_refuse_with_the_time_to_wait(
             )
             assert refusal.retry_seconds == pytest.approx(800.0, abs=120.0)
         assert await ask(one, "somebody") is None
+
+
+async def test_tokens_that_are_not_generated_are_refunded_once(
+    redis_url: str, tmp_path: Path
+) -> None:
+    file = written(tmp_path, "tenants: {writer: {tokens_per_second: 0.5, burst_seconds: 3600}}\n")
+    writes = card(tasks=[models_pb2.TASK_TEXT])
+    request = pb.ExtractRequest(
+        model=writes.model, items=[pb.Item(text="a")], text=pb.TextTask(max_tokens=1000)
+    )
+
+    def generated(job: worker_pb2.Job) -> worker_pb2.JobResult:
+        usage = pb.Usage(input_tokens=1, output_tokens=100)
+        answer = pb.ExtractResponse(results=[pb.Extraction(text="b")], usage=usage)
+        return worker_pb2.JobResult(extract=answer)
+
+    begin = time.time()
+    async with router(redis_url, tenants=file) as client, Redis.from_url(redis_url) as redis:
+        worker = FakeWorker(client.address, models=[writes])
+        worker.answer = generated
+
+        async def debt() -> float:
+            """Return when the tenant's tokens are paid, in seconds from the test's begin."""
+            return float(await redis.hget(rates_key("writer"), "tokens") or 0) - begin
+
+        async def is_refunded() -> bool:
+            return await debt() < 1000
+
+        async with worker.working():
+            for _ in range(2):
+                await client.inference.Extract(
+                    request, timeout=60, metadata=(("x-shoal-tenant", "writer"),)
+                )
+                # The charge was more than 1,000 tokens, 2,000 s.
+                await until(is_refunded, "the refund")
+        # Two answers of 100 tokens, and a few tokens of the texts.
+        assert 400 <= await debt() <= 440 + time.time() - begin
 
 
 async def test_job_has_tenant_and_weight(redis_url: str, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from . import books, mails, markup, sheets, slides, word
 from .archive import ZipArchive, local
 from .limits import ConversionLimits, ConversionRefused
 from .paging import DocumentPages
-from .sniffing import READ_FORMATS, Family, is_html, is_mail
+from .sniffing import READ_FORMATS, Family, text_kind
 
 _CONTENT_TYPES = "[Content_Types].xml"
 _MAIN_PARTS = {
@@ -45,7 +45,7 @@ def convert(data: bytes, family: Family, limits: ConversionLimits) -> tuple[str,
             _convert_archive(archive, kind, part, limits, pages)
         else:
             text = markup.decoded(data)
-            kind = "e-mail" if is_mail(text) else "HTML file" if is_html(text) else kind
+            kind = text_kind(text)
             _convert_text(data, text, kind, limits, pages)
     except ConversionRefused as error:
         raise ConversionRefused(f"the {kind} cannot be read: {error}") from None

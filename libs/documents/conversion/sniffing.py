@@ -7,6 +7,7 @@ import re
 from typing import Final, Literal
 
 Family = Literal["pdf", "archive", "text"]
+TextKind = Literal["e-mail", "HTML file", "text file"]
 
 MODULES: Final[dict[Family, tuple[str, ...]]] = {
     "pdf": ("pypdfium2",),
@@ -128,12 +129,32 @@ def has_format(data: bytes, name: str) -> bool:
     reads, part = FORMATS[name.lower()]
     if family(data) != reads or part not in data:
         return False
-    head = data[: 16 * HEAD_BYTES].decode("latin-1").removeprefix("\xef\xbb\xbf")
-    if data.startswith(_UTF_16):
-        head = data[: 16 * HEAD_BYTES].decode("utf-16", "replace")
     if name.lower() in _HTML_NAMES:
-        return is_html(head)
-    return name.lower() not in _MAIL_NAMES or is_mail(head)
+        return is_html(_text_head(data))
+    return name.lower() not in _MAIL_NAMES or is_mail(_text_head(data))
+
+
+def text_kind(text: str) -> TextKind:
+    """Return the format that a file of the family `text` is read as."""
+    return "e-mail" if is_mail(text) else "HTML file" if is_html(text) else "text file"
+
+
+def recognized_text(data: bytes) -> TextKind | None:
+    """Return the format that a file of the family `text` is read as; None for another family. It
+    takes up to 10 ms.
+    """
+    return text_kind(_text_head(data)) if family(data) == "text" else None
+
+
+def min_utf8_bytes(data: bytes) -> int:
+    """Return the fewest bytes that a file of text has as UTF-8."""
+    return len(data) // (2 if data.startswith(_UTF_16) else 1)
+
+
+def _text_head(data: bytes) -> str:
+    if data.startswith(_UTF_16):
+        return data[: 16 * HEAD_BYTES].decode("utf-16", "replace")
+    return data[: 16 * HEAD_BYTES].decode("latin-1").removeprefix("\xef\xbb\xbf")
 
 
 def is_html(text: str) -> bool:

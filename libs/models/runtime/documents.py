@@ -260,6 +260,14 @@ class _Opening:
                 "document, request fewer pages, or send fewer documents at a time",
                 field=part.field,
             )
+        size = pages[0].document.text_bytes(pages[0].number, pages[-1].number)
+        if size > limits.DIVIDED_BYTES:  # before the first page is divided
+            raise InvalidInput(
+                f"the requested pages have {size:,} bytes of text; at most "
+                f"{limits.DIVIDED_BYTES:,} are divided: request fewer pages, or send ranges of "
+                "pages as items",
+                field=part.field,
+            )
         for page in pages:
             self._go_on()
             found.add(page.number, page.text(part.field))

@@ -44,6 +44,7 @@ class Cost:
             empty if the mesh was not called for any of these.
         model: The model's id, with aliases resolved.
         input_tokens: Tokens that models read.
+        prompt_copies: Copies of each prompt that models read, of the last call.
         output_tokens: Tokens that models generated.
         truncated_inputs: Texts, queries and labels of which tokens were cut, of the call that had
             most.
@@ -53,9 +54,15 @@ class Cost:
     verb: str = ""
     model: str = ""
     input_tokens: int = 0
+    prompt_copies: int = 1
     output_tokens: int = 0
     truncated_inputs: int = 0
     seconds: tuple[float, ...] = (0.0,) * len(STAGES)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Return the tokens of prompts as usage counts them: once, however many answers follow."""
+        return self.input_tokens // self.prompt_copies
 
     def note_request(self, message: Message) -> None:
         """Record the verb and the model of a request for inference."""

@@ -265,6 +265,7 @@ class MeshCall:
     Attributes:
         convert: Converts the reply to a response, or to the next call.
         fields: The caller's names of Shoal's fields.
+        prompt_copies: Copies of each prompt in the message. The caller's usage counts one.
         fallback: Returns the call to make instead after a failure, or None.
         in_thread: Whether a large reply is converted in a thread.
     """
@@ -273,6 +274,7 @@ class MeshCall:
     message: Message
     convert: Callable[[Any], Answer | MeshCall]
     fields: Fields = dataclasses.field(default_factory=dict)
+    prompt_copies: int = 1
     fallback: Callable[[HttpError], MeshCall | None] = lambda problem: None
     dialect: Dialect | None = None
     """The dialect of errors if only the body determines it; otherwise the route's."""

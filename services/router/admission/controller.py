@@ -20,7 +20,7 @@ from services.router.admission import rules
 from services.router.admission.queue_positions import QueuePositionReader, TenantPosition
 from services.router.admission.retry_slots import RetrySlots
 from services.router.admission.routing.routes import Routes, Target, choose_lane, has_other_pool
-from services.router.admission.tenants import Refund, Tenant, TenantLimits
+from services.router.admission.tenants import Charge, Tenant, TenantLimits
 from services.router.state.outstanding import Outstanding
 from services.router.state.throughput import Throughput
 from services.router.state.view import RouterView, is_new
@@ -148,9 +148,9 @@ class AdmissionController:
             raise
         context.queue_position.admit(tokens)
 
-    async def charge(self, context: AdmissionContext, tokens: int) -> Refund | None:
-        """Charge the request to its tenant's rate limit, and return how to refund it. Raises
-        RateLimited without charging.
+    async def charge(self, context: AdmissionContext, tokens: int) -> Charge | None:
+        """Charge the request to its tenant's rate limit; None without one. Raises RateLimited
+        without charging.
         """
         return await self._limits.charge(context.tenant_name, context.tenant, tokens)
 

@@ -7,12 +7,12 @@ requests to the rates.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final
 
 import yaml
 
@@ -23,8 +23,26 @@ from libs.serving.watched import Watched
 
 VARIABLE: Final = "SHOAL_TENANTS"
 
-Refund: TypeAlias = Callable[[], Awaitable[None]]
-"""Undoes the charge of one request."""
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """The charge of one request to its tenant's rate limit."""
+
+    rates: Rates
+    tenant: str
+    rate: RateLimit
+    tokens: int
+
+    async def refund(self) -> None:
+        """Undo the charge."""
+        await self.rates.give_back(self.tenant, self.rate, self.tokens)
+
+    async def refund_unused(self, tokens: int) -> None:
+        """Give back the tokens that the request did not use, at most those that were charged. The
+        request stays charged.
+        """
+        unused = min(tokens, self.tokens)
+        await self.rates.give_back(self.tenant, self.rate, unused, requests=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +81,9 @@ class TenantLimits:
     def tenant(self, name: str) -> Tenant:
         return self._tenants.content.tenant(name)
 
-    async def charge(self, name: str, tenant: Tenant, tokens: int) -> Refund | None:
-        """Charge a request to its tenant's rate limit, and return how to refund it. Raises
-        RateLimited without charging.
+    async def charge(self, name: str, tenant: Tenant, tokens: int) -> Charge | None:
+        """Charge a request to its tenant's rate limit; None without one. Raises RateLimited without
+        charging.
         """
         if not tenant.rate.is_limited:
             return None
@@ -76,7 +94,7 @@ class TenantLimits:
                 f" {wait:.3f} s",
                 retry_after=wait,
             )
-        return partial(self._rates.give_back, name, tenant.rate, tokens)
+        return Charge(self._rates, name, tenant.rate, tokens)
 
 
 DEFAULT_TENANTS: Final = Tenants()

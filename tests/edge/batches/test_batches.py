@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,36 @@ from tests.edge.batches.parts import (
 )
 from tests.edge.parts import MODEL, Script, edge
 
+CHAT = "/v1/chat/completions"
+
 
 @pytest.fixture(params=["folder", "memory"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> BatchSettings:
     """A directory and an object store."""
     url = tmp_path / "files" if request.param == "folder" else f"memory:/{tmp_path}"
     return BatchSettings(url=str(url))
+
+
+async def test_usage_counts_a_prompt_once_for_several_answers(storage: BatchSettings) -> None:
+    def generate(request: pb.ExtractRequest) -> pb.ExtractResponse:
+        count = len(request.items)
+        usage = pb.Usage(input_tokens=5 * count, output_tokens=3 * count)
+        return pb.ExtractResponse(results=[pb.Extraction(text="yes")] * count, usage=usage)
+
+    asked = {"model": MODEL, "n": 4, "messages": [{"role": "user", "content": "Is it?"}]}
+    async with edge(Script(extract=generate), batches=storage) as http:
+        one = (await http.post(CHAT, asked)).json["usage"]
+        request = {"custom_id": "a", "method": "POST", "url": CHAT, "body": asked}
+        content = json.dumps(request).encode() + b"\n"
+        found = await wait_for(http, await start(http, content, endpoint=CHAT), ENDED)
+        names = ("prompt_tokens", "completion_tokens", "total_tokens")
+        assert [one[name] for name in names] == [5, 12, 17]
+        usage = found["usage"]
+        assert [usage[name] for name in ("input_tokens", "output_tokens", "total_tokens")] == [
+            5,
+            12,
+            17,
+        ]
 
 
 async def test_results_and_errors_are_files_with_each_request_once(

@@ -27,6 +27,10 @@ QUERY: str = EXPECTED["query"]
 VECTORS: list[list[float]] = EXPECTED["vectors"]
 ALONE: list[list[float]] = EXPECTED["alone"]
 """The vector of the first text, requested alone."""
+PROMPTED: str = EXPECTED["prompted"]
+"""A model with a prompt for queries."""
+QUERIES: list[list[float]] = EXPECTED["queries"]
+"""PROMPTED's vectors of the texts as queries."""
 SCORES: list[float] = EXPECTED["scores"]
 CLASSIFIER: str = EXPECTED["classifier"]
 TAGGER: str = EXPECTED["tagger"]
@@ -72,12 +76,13 @@ def distance(found: Iterable[Iterable[float]], wanted: Iterable[Iterable[float]]
     )
 
 
-def ranked(results: Iterable[tuple[int, float]]) -> float:
-    """Return the largest difference of scores by index; the order must be descending."""
+def ranked(results: Iterable[tuple[int, float]], count: int = len(TEXTS)) -> float:
+    """Return the largest difference of scores by index; these must be the `count` best texts in
+    descending order.
+    """
     found = list(results)
-    assert [score for _, score in found] == sorted((score for _, score in found), reverse=True), (
-        "not in order"
-    )
+    best = sorted(range(len(SCORES)), key=SCORES.__getitem__, reverse=True)[:count]
+    assert [index for index, _ in found] == best, f"{found}, not in the order of {best}"
     return max(abs(score - SCORES[index]) for index, score in found)
 
 
@@ -87,14 +92,16 @@ def labelled(found: dict[str, float], wanted: dict[str, float]) -> float:
     return max(abs(found[label] - wanted[label]) for label in wanted)
 
 
-def answered(answer: object) -> None:
-    """Check that an answer exists; its numbers differ from the expected ones."""
-    assert answer
-
-
 def is_written(text: str | None) -> None:
     """Check that the text is that of shoal.Client."""
     assert text == WRITTEN, f"{text!r}, not {WRITTEN!r}"
+
+
+def is_streamed(parts: Iterable[str | None], check_text: Callable[[str], None]) -> None:
+    """Check the text of a stream, and that it arrived in several parts."""
+    found = [part for part in parts if part]
+    check_text("".join(found))
+    assert len(found) > 1, f"{found} arrived at once"
 
 
 def is_conversed(text: str | None) -> None:
@@ -102,16 +109,20 @@ def is_conversed(text: str | None) -> None:
     assert text == CONVERSED != WRITTEN, f"{text!r}, not {CONVERSED!r}"
 
 
+def refusal(kind: type[Exception], call: Callable[[], object]) -> Any:
+    """Check that the call raises this exception, and return it."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
 def refused(
     kind: type[Exception], call: Callable[[], object], *attributes: tuple[str, object]
 ) -> None:
     """Check that the call raises this exception with these attributes."""
-    raised: Exception | None = None
-    try:
-        call()
-    except kind as error:
-        raised = error
-    assert raised is not None, "nothing was raised"
+    raised = refusal(kind, call)
     for name, value in attributes:
         assert getattr(raised, name) == value, f"{name} is {getattr(raised, name)!r}"
 

@@ -12,11 +12,12 @@ from checking import (
     EXPECTED,
     LIMITED,
     MODEL,
+    PROMPTED,
+    QUERIES,
     QUERY,
     TEXTS,
     VECTORS,
     WAITED,
-    answered,
     check,
     distance,
     labelled,
@@ -35,8 +36,7 @@ slow_voyage = voyageai.Client(api_key="any", base_url=f"{LIMITED}/v1", max_retri
 
 def rerank_v2() -> float:
     results = second.rerank(model=MODEL, query=QUERY, documents=TEXTS, top_n=5).results
-    assert len(results) == 5
-    return ranked((result.index, result.relevance_score) for result in results)
+    return ranked(((result.index, result.relevance_score) for result in results), 5)
 
 
 def rerank_v1() -> float:
@@ -157,7 +157,7 @@ def errors() -> None:
 def voyage_rerank() -> float:
     results = voyage.rerank(QUERY, TEXTS, model=MODEL, top_k=4).results
     assert [result.document for result in results] == [TEXTS[result.index] for result in results]
-    return ranked((result.index, result.relevance_score) for result in results)
+    return ranked(((result.index, result.relevance_score) for result in results), 4)
 
 
 check("cohere ClientV2.rerank", rerank_v2)
@@ -174,7 +174,7 @@ check("cohere errors", errors)
 check("voyageai embed", lambda: distance(voyage.embed(TEXTS, model=MODEL).embeddings, VECTORS))
 check(
     "voyageai embed (query)",
-    lambda: answered(voyage.embed(TEXTS, model=MODEL, input_type="query").embeddings),
+    lambda: distance(voyage.embed(TEXTS, model=PROMPTED, input_type="query").embeddings, QUERIES),
 )
 check("voyageai rerank", voyage_rerank)
 check("voyageai errors", voyage_errors)

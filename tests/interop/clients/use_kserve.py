@@ -16,7 +16,7 @@ from checking import (
     WAITED,
     check,
     distance,
-    refused,
+    refusal,
     reports_retry_after,
 )
 from tritonclient.utils import InferenceServerException
@@ -54,8 +54,12 @@ def slow() -> float:
 
 
 def seconds(error: InferenceServerException) -> float:
-    assert error.status() == "429", error.status()
+    assert_status(error, "429")
     return 2.0  # it shows no headers
+
+
+def assert_status(error: InferenceServerException, status: str) -> None:
+    assert error.status() == status, error
 
 
 def described() -> None:
@@ -104,8 +108,9 @@ check("infer (query and documents)", scores)
 check("metadata, live, ready", described)
 check(
     "errors",
-    lambda: refused(
-        InferenceServerException, lambda: client.infer("gpt-4o", [texts("text", TEXTS)])
+    lambda: assert_status(
+        refusal(InferenceServerException, lambda: client.infer("gpt-4o", [texts("text", TEXTS)])),
+        "404",
     ),
 )
 check(

@@ -2,7 +2,7 @@
 import { InferenceClient } from "@huggingface/inference";
 import { CohereClient, CohereClientV2 } from "cohere-ai";
 import { Ollama } from "ollama";
-import { assert, base, check, distance, expected, limited, waits } from "./checking.mjs";
+import { assert, base, check, distance, expected, finite, limited, waits } from "./checking.mjs";
 
 const { model, texts, vectors } = expected;
 const ollama = new Ollama({ host: base });
@@ -11,7 +11,7 @@ const second = new CohereClientV2({ token: "any", environment: base });
 const at = (path) => new InferenceClient("any", { endpointUrl: `${base}${path}` });
 const labelled = (found, wanted) => {
   assert(found.length === Object.keys(wanted).length, "labels");
-  return Math.max(...found.map(({ label, score }) => Math.abs(score - wanted[label])));
+  return finite(Math.max(...found.map(({ label, score }) => Math.abs(score - wanted[label]))));
 };
 
 await check("cohere-ai v2.embed", async () => {
@@ -27,6 +27,7 @@ await check("cohere-ai v1.embed", async () => {
 await check("cohere-ai classify", async () => {
   const { classifications } = await first.classify({ model: expected.classifier, inputs: texts });
   const rows = classifications.map((one) => Object.entries(one.labels).map(([label, { confidence }]) => ({ label, score: confidence })));
+  assert(rows.length === texts.length, "rows");
   return Math.max(...rows.map((row, i) => labelled(row, expected.classes[i])));
 });
 await check("cohere-ai errors", async () => {
@@ -52,8 +53,8 @@ await check("@huggingface/inference zeroShotClassification", async () => {
 await check("@huggingface/inference tokenClassification", async () => {
   const found = await at(`/models/${expected.tagger}`).tokenClassification({ inputs: texts[0] });
   const wanted = expected.entities[0];
-  assert(found.every((one, i) => one.entity_group === wanted[i][0] && one.start === wanted[i][2]), "entities");
-  return Math.max(0, ...found.map((one, i) => Math.abs(one.score - wanted[i][1])));
+  assert(found.length === wanted.length && found.every((one, i) => one.entity_group === wanted[i][0] && one.start === wanted[i][2]), "entities");
+  return finite(Math.max(0, ...found.map((one, i) => Math.abs(one.score - wanted[i][1]))));
 });
 await check("@huggingface/inference sentenceSimilarity", async () => {
   const inputs = { source_sentence: texts[0], sentences: texts.slice(1, 3) };

@@ -258,6 +258,7 @@ def chat(received: Received) -> MeshCall | StreamedCall:
         message,
         lambda reply: _to_answer(head, reply, asked.choices.count),
         fields=asked.fields(),
+        prompt_copies=asked.choices.count,
     )
 
 

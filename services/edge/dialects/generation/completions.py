@@ -161,7 +161,11 @@ def complete(received: Received) -> MeshCall | StreamedCall:
             EXTRACT_STREAM, message, events.render, is_last, error_event, EVENTS, fields
         )
     return MeshCall(
-        EXTRACT, message, lambda reply: _to_answer(head, reply, choices.count), fields=fields
+        EXTRACT,
+        message,
+        lambda reply: _to_answer(head, reply, choices.count),
+        fields=fields,
+        prompt_copies=choices.count,
     )
 
 

@@ -47,6 +47,8 @@ FRAME_BYTES: Final = 512
 tensor.
 """
 
+STREAM_ADVICE: Final = "; over gRPC, EncodeStream has a larger limit"
+"""It is last, because callers over HTTP cannot follow it."""
 MIN_CHUNK_ROW_BYTES: Final = 4
 """Minimum bytes of a chunk's position, token count and page."""
 
@@ -141,11 +143,11 @@ def check_divided(size: int, most: int, *, is_streamed: bool = False) -> None:
     chunks than estimated.
     """
     if size > most:
-        instead = "" if is_streamed else "call EncodeStream, "
+        streamed = "" if is_streamed else STREAM_ADVICE
         raise InvalidInput(
             f"the answer has at least {size:,} bytes, more than the {most:,} that it may have,"
-            f" because the items have many chunks: {instead}set a larger chunking.max_tokens, or"
-            " send fewer items or fewer pages of documents",
+            " because the items have many chunks: set a larger chunking.max_tokens, or send fewer"
+            f" items or fewer pages of documents{streamed}",
             field="items",
         )
 
@@ -198,9 +200,10 @@ def check_encoded(
             f"items has {len(request.items):,} entries with vectors of about {size:,} bytes;"
             f" one answer has at most {most:,}:"
         )
-        instead = f"send about {allowed:,} items at a time, or request a smaller data type"
-        if not is_streamed:
-            instead = f"call EncodeStream, {instead}"
+        instead = (
+            f"send about {allowed:,} items at a time, or request fewer dimensions or a smaller data"
+            f" type{'' if is_streamed else STREAM_ADVICE}"
+        )
         if not is_streamed and whole < limits.ENCODED.most:
             instead += _raise_limit(limits.ENCODED.most)
         raise InvalidInput(f"{message} {instead}", field="items")

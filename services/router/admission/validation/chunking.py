@@ -3,7 +3,8 @@
 Routers have no tokenizer, so they estimate the tokens and the chunks of a text from its bytes; a
 worker, which tokenises the text, refuses items with too many chunks. Routers do not read documents
 either: they estimate the text from bytes and pages (`libs/documents/text_size.py`), and never
-refuse a document because of such an estimate alone.
+refuse a document because of such an estimate alone. The bytes of plain text and Markdown are exact:
+they are compared with the limit before anything is read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from typing import Final
 
 from shoal.v1 import inference_pb2 as pb
 
-from libs.documents.text_size import NO_TEXT, TextBudget, estimated_text_bytes, text_budget
+from libs.documents.text_size import (
+    NO_TEXT,
+    TextBudget,
+    estimated_text_bytes,
+    min_text_bytes,
+    text_budget,
+)
 from libs.errors import InvalidInput
 from services.router.admission.validation import limits
 
@@ -30,6 +37,7 @@ _TOO_LONG: Final = (
     "send it as a document (plain text or Markdown), which may have "
     f"{limits.DIVIDED.number}, or its parts as items"
 )
+_TOO_LARGE: Final = "request a range of pages, or send ranges of pages as items"
 POOLING_DIVISOR: Final = 4
 """A token that belongs to another, overlapping late chunk is pooled again but not read again by the
 model. This is charged at 1/POOLING_DIVISOR of the cost of reading it.
@@ -66,6 +74,12 @@ class _Documents:
     def budget(self, document: pb.Document) -> TextBudget:
         """Return the maximum pages and text of a document, which `requests.py` has checked."""
         return text_budget(self._data(document), self._pages(document), self.count)
+
+    def min_bytes(self, document: pb.Document) -> int:
+        """Return the fewest bytes of text that a document has, if it is plain text and has more
+        than may be divided; else 0.
+        """
+        return min_text_bytes(self._data(document), document.first_page or 1, document.last_page)
 
     def text_bytes(self, document: pb.Document) -> int:
         """Estimate the text of a document."""
@@ -149,7 +163,10 @@ def _item(
     is_document = content == "document"
     text = item.parts[0].text if item.parts else item.text
     size = documents.text_bytes(item.parts[0].document) if is_document else _utf8(text)
-    if not is_document:
+    if is_document:
+        least = documents.min_bytes(item.parts[0].document)
+        limits.DIVIDED.check(least, f"{path}.parts[0].document", _TOO_LARGE)
+    else:
         limits.CHUNKED.check(size, f"{path}.text", _TOO_LONG)
     limits.CONTEXT.check(len(item.context), f"{path}.context")
     if chunking.late and item.context:

@@ -277,7 +277,8 @@ DOCUMENT_DEPTH: Final = Limit(
     ENTRIES,
 )
 DOCUMENT_HTML: Final = Limit(
-    "HTML of a document, or of a chapter of a book (checked by workers)",
+    "HTML of a document, or of a chapter of a book (checked by workers; a web page by routers, "
+    "too)",
     ("Document.data",),
     documents.HTML_BYTES,
     BYTES,
@@ -356,7 +357,8 @@ CHUNKED: Final = Limit(
 """The text of a book of 400 pages. A worker counts its tokens some four times, 2 s of one thread.
 """
 DIVIDED: Final = Limit(
-    "the text of a document that is divided into chunks (checked by workers)",
+    "the text of a document that is divided into chunks (checked by workers; plain text and "
+    "Markdown by routers, too)",
     ("Chunking",),
     documents.DIVIDED_BYTES,
     BYTES,

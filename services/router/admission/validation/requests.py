@@ -589,11 +589,14 @@ def _check_files(files: Sequence[bytes]) -> RequestFiles:
 
 
 def _check_format(data: bytes, path: str) -> None:
-    """Raise InvalidInput for bytes that are not a supported document. Only the worker recognizes
-    the exact format.
+    """Raise InvalidInput for bytes that are not a supported document, and for a web page that is
+    too large. Only the worker recognizes the exact format.
     """
     if sniffing.family(data) is None:
         raise InvalidInput(f"{path}: {sniffing.refusal(data)}", field=path)
+    size = sniffing.min_utf8_bytes(data)
+    if size > limits.DOCUMENT_HTML.most and sniffing.recognized_text(data) == "HTML file":
+        limits.DOCUMENT_HTML.check(size, path)
 
 
 def _check_document(

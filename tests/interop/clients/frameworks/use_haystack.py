@@ -5,6 +5,7 @@ fixed model.
 import os
 from typing import Any
 
+import grpc
 from checking import (
     ALONE,
     QUERY,
@@ -14,7 +15,7 @@ from checking import (
     check,
     distance,
     ranked,
-    refused,
+    refusal,
     reports_retry_after,
     waits,
 )
@@ -60,6 +61,12 @@ def one(url: str, **more: Any) -> float:
     )
 
 
+def errors() -> None:
+    client = embedder(HuggingFaceAPITextEmbedder, GRPC, use_grpc=True)
+    error = refusal(grpc.RpcError, lambda: client.run(""))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT, error
+
+
 def seconds(error: HfHubHTTPError) -> float:
     assert error.response.status_code == 429
     return int(error.response.headers["retry-after"])
@@ -71,12 +78,7 @@ check("ranker (gRPC)", lambda: rank(GRPC, use_grpc=True))
 check("text embedder (a port for a model)", lambda: one(DOOR))
 check("document embedder (a port for a model)", lambda: many(DOOR))
 check("ranker (a port for a model)", lambda: rank(DOOR))
-check(
-    "errors (gRPC)",
-    lambda: refused(
-        Exception, lambda: embedder(HuggingFaceAPITextEmbedder, GRPC, use_grpc=True).run("")
-    ),
-)
+check("errors (gRPC)", errors)
 check(f"ranker {WAITED}", lambda: waits(lambda: rank(LIMITED_DOOR, max_retries=8)))
 check(
     f"document embedder, repeated by its caller {WAITED}",

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import openai
 from checking import (
     ALONE,
     BASE,
@@ -72,5 +73,7 @@ check(
 )
 check(
     "errors",
-    lambda: refused(Exception, lambda: one(OpenAITextEmbedder(**(OPENAI | {"model": "nobody"})))),
+    lambda: refused(
+        openai.NotFoundError, lambda: one(OpenAITextEmbedder(**(OPENAI | {"model": "nobody"})))
+    ),
 )

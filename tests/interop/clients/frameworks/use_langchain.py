@@ -26,6 +26,7 @@ from checking import (
     WRITER,
     check,
     distance,
+    is_streamed,
     is_written,
     ranked,
     refused,
@@ -81,7 +82,7 @@ def rerank(ranker: Any) -> float:
 def chat(model: Any) -> None:
     messages = [("system", SYSTEM), ("human", USER)]
     is_written(model.invoke(messages).content)
-    is_written("".join(part.content for part in model.stream(messages)))
+    is_streamed((part.content for part in model.stream(messages)), is_written)
 
 
 def tools(model: Any) -> None:

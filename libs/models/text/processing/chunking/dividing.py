@@ -136,8 +136,8 @@ def check_total(work: EncodeWork, chunks: int, index: int) -> None:
         field = f"items[{index}]"
         raise InvalidInput(
             f"the items up to {field} would have more than {most:,} chunks, which is all "
-            "that an answer may have: set a larger chunking.max_tokens, call EncodeStream, or send "
-            "fewer items or fewer pages of documents",
+            "that an answer may have: set a larger chunking.max_tokens, or send fewer items or "
+            "fewer pages of documents; over gRPC, EncodeStream has a larger limit",
             field=field,
         )
 
