@@ -33,7 +33,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUIET := PYTHONWARNINGS=ignore::UserWarning
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo example test test-busy kernels-check chaos chaos-all images-check wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-bulk bench-bulk-kills bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery simulate-mesh bench-soak bench-swap bench-telemetry bench-router bench-peers interop gpu fuzz properties clean bench-edge docs reference eval-published edge-fuzz edge-idle console-check integrations
+.PHONY: help native telemetry-check dashboards chart demo example test test-busy kernels-check chaos chaos-all images-check wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-bulk bench-bulk-kills bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-generation bench-mixed bench-hostile bench-images bench-recovery simulate-mesh bench-soak bench-swap bench-telemetry bench-router bench-peers interop gpu fuzz properties clean bench-edge docs reference eval-published edge-fuzz edge-idle console-check integrations
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -186,8 +186,8 @@ bench: $(VENV)/.dev native ## Measure the mesh against sentence-transformers and
 bench-families: $(VENV)/.dev native ## Measure every family's packed forward against transformers and sentence-transformers
 	$(BIN)/python -m benchmarks.models.families $(ARGS)
 
-bench-writing: $(VENV)/.dev native ## Measure the decode loop against transformers' generate, alone and with 16 ragged sequences
-	$(BIN)/python -m benchmarks.models.writing $(ARGS)
+bench-generation: $(VENV)/.dev native ## Measure the decode loop against transformers' generate, alone and with 16 ragged sequences
+	$(BIN)/python -m benchmarks.models.generation $(ARGS)
 
 bench-mixed: $(VENV)/.dev native ## Measure an encoder's latency and KV cache memory while eight callers use a generative model
 	$(BIN)/python -m benchmarks.stress.mixed $(ARGS)

@@ -33,7 +33,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 LONG = (
     "test_compiling.py", "test_chaos.py", "test_sentinels.py", "test_families.py", "test_fifty.py",
     "test_minilm.py", "test_conversations.py", "test_local.py", "test_examples.py",
-    "test_embedding_ids.py", "test_zipf.py", "test_writing.py", "test_streamed_chunks.py",
+    "test_embedding_ids.py", "test_zipf.py", "test_generation.py", "test_streamed_chunks.py",
     "test_reading_along.py", "test_hostile.py", "test_chat.py", "test_cluster.py", "test_chunks.py",
     "test_rolling.py", "test_cutting.py", "test_cli.py", "test_graphs.py", "test_steps.py",
     "test_wheels.py", "test_convert.py", "test_kind.py", "test_corpus.py", "test_paged_triton.py",

@@ -39,7 +39,7 @@ from tests.generation.served import TEMPLATE
 from tests.parity.checkpoints import write_checkpoint
 from tests.support.cluster import Cluster, lasting_port
 
-WRITER = "random/writer"
+GENERATIVE = "random/generative"
 SETTLE_SECONDS = 3.0
 
 
@@ -102,7 +102,7 @@ class Metrics:
     def __init__(self, address: str) -> None:
         self._url = f"http://{address}/metrics"
 
-    async def sum(self, name: str, model: str = WRITER) -> float:
+    async def sum(self, name: str, model: str = GENERATIVE) -> float:
         text = await asyncio.to_thread(
             lambda: urllib.request.urlopen(self._url, timeout=10).read().decode()
         )
@@ -170,7 +170,7 @@ async def _measure(
 ) -> MixedResult:
     async with AsyncClient(address, timeout=120) as client:
         await client.encode(MINILM_ID, texts[:32])
-        await client.extract(WRITER, ["warm"], ReadText(max_tokens=4))
+        await client.extract(GENERATIVE, ["warm"], ReadText(max_tokens=4))
         alone, beside = (
             PoissonLoad(client, texts, options.rate),
             PoissonLoad(client, texts, options.rate),
@@ -184,7 +184,7 @@ async def _measure(
             while True:
                 try:
                     found = await client.extract(
-                        WRITER, [texts[number]], ReadText(max_tokens=options.tokens)
+                        GENERATIVE, [texts[number]], ReadText(max_tokens=options.tokens)
                     )
                 except Exception:
                     failed += 1
@@ -278,7 +278,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "mesh").mkdir()
-        write_model(root / "models" / WRITER, options.layers, options.hidden)
+        write_model(root / "models" / GENERATIVE, options.layers, options.hidden)
         # transformers, which wrote the checkpoint, left objects that the garbage collector would
         # collect during the measurement, which would stop this client for 0.2 s.
         gc.collect()

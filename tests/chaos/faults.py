@@ -52,7 +52,7 @@ _NODE_KINDS: Final = (
 _MOVED_KEYS: Final = (
     *(
         f"{{{slot_number(model, QUEUE_SLOTS)}}}"
-        for model in (models.DENSE, models.OTHER_DENSE, models.CLASSIFIER, models.WRITER)
+        for model in (models.DENSE, models.OTHER_DENSE, models.CLASSIFIER, models.GENERATIVE)
     ),
     "{fleet}",
     "{0}",

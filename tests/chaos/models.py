@@ -13,7 +13,7 @@ OTHER_DENSE: Final = "random/distilbert-embed"
 RANKER: Final = "random/bert-rank"
 CLASSIFIER: Final = "random/bert-classes"
 IMAGES: Final = "random/siglip-images"
-WRITER: Final = "random/qwen3-writes"
+GENERATIVE: Final = "random/qwen3-generates"
 CLASSES: Final = ("contradiction", "neutral", "entailment")
 
 
@@ -28,7 +28,7 @@ def write(root: Path) -> None:
     write_checkpoint("bert", root / RANKER, head="sequence_classification")
     write_checkpoint("bert", root / CLASSIFIER, head="sequence_classification", labels=CLASSES)
     write_repository("siglip", root / IMAGES)
-    served.write("qwen3", root / WRITER)
+    served.write("qwen3", root / GENERATIVE)
 
 
 if __name__ == "__main__":

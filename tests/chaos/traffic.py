@@ -25,7 +25,7 @@ from shoal.errors import DeadlinePassed, Overloaded, Unavailable
 from shoal.tasks import Priority
 
 from tests.chaos.http import HttpClient
-from tests.chaos.models import CLASSES, CLASSIFIER, DENSE, IMAGES, OTHER_DENSE, RANKER, WRITER
+from tests.chaos.models import CLASSES, CLASSIFIER, DENSE, GENERATIVE, IMAGES, OTHER_DENSE, RANKER
 from tests.chaos.stage import TENANTS
 from tests.support.texts import texts
 
@@ -44,7 +44,7 @@ MAX_CHARACTERS: Final = 400
 STREAM_PAUSE_SECONDS: Final = 0.2
 """Between attempts of a stream, which the client does not retry."""
 
-Verb = Literal["encode", "score", "classify", "images", "write", "stream"]
+Verb = Literal["encode", "score", "classify", "images", "generate", "stream"]
 Mood = Literal["patient", "hasty", "fickle"]
 KINDS: Final[tuple[tuple[Verb, str, int, int], ...]] = (
     ("encode", DENSE, TEXTS, 45),
@@ -52,8 +52,8 @@ KINDS: Final[tuple[tuple[Verb, str, int, int], ...]] = (
     ("score", RANKER, 50, 13),
     ("classify", CLASSIFIER, 50, 13),
     ("images", IMAGES, 20, 5),
-    ("write", WRITER, 20, 3),
-    ("stream", WRITER, 20, 3),
+    ("generate", GENERATIVE, 20, 3),
+    ("stream", GENERATIVE, 20, 3),
 )
 """Verb, model, number of items, and share of the requests in percent."""
 PRIORITIES: Final[tuple[Priority, ...]] = ("interactive", "bulk")
@@ -117,7 +117,7 @@ class Answers:
                 for at in range(0, items, 16)
             ]
             self._expected[verb, model] = np.concatenate([part for some in parts for part in some])
-        streamed, written = (self._expected[verb, WRITER] for verb in ("stream", "write"))
+        streamed, written = (self._expected[verb, GENERATIVE] for verb in ("stream", "generate"))
         assert np.array_equal(streamed, written)
 
     def example(self) -> tuple[str, Numbers]:
@@ -151,7 +151,7 @@ class Answers:
             )
             by_label = [{one.label: one.score for one in item.labels} for item in found]
             return np.array([[scores.get(name, -1.0) for name in CLASSES] for scores in by_label])
-        if wanted.verb == "write":
+        if wanted.verb == "generate":
             task = shoal.ReadText(max_tokens=WRITTEN_TOKENS)
             found = await client.extract(model, words, task, priority=priority, timeout=timeout)
             return _characters(found[0].text)

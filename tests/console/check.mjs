@@ -140,7 +140,7 @@ function lastHour() {
   const bad = (at) => at > 200 && at < 225;
   const wave = (at) => 1 + 0.4 * Math.sin(at / 17) + 0.1 * Math.sin(at * 3.7);
   const requests = slots.slice(0, 200).map((at) => ({
-    at: now - at * 3, id: `request-${at}`, route: at % 3 ? "/v1/embeddings" : "/v1/chat/completions", verb: at % 3 ? "encode" : "write",
+    at: now - at * 3, id: `request-${at}`, route: at % 3 ? "/v1/embeddings" : "/v1/chat/completions", verb: at % 3 ? "encode" : "generate",
     model: at % 3 ? "BAAI/bge-m3" : "Qwen/Qwen3-0.6B", status: at % 17 === 4 ? 503 : 200, reason: at % 17 === 4 ? "NO_CAPACITY" : "",
     ms: 20 + (at % 7) * 9, input_tokens: 31 * at, output_tokens: at % 3 ? 0 : 44,
     stages: at % 17 === 4 ? {} : { queue: 2.1, prepare: 0.4, wait: 1.2, forward: 12.6, finish: 0.3, total: 18 },
@@ -479,6 +479,7 @@ const parts = {
     // A model that only generates text has no task here: it is for the chat.
     await page.getByLabel("Model", { exact: true }).fill("Qwen/Qwen3-0.6B");
     await has(page, "This model does not extract.");
+    await has(page, "Run it to see the answer"); // not that of the model before
     assert.equal(await page.locator("#task").count(), 0);
     assert.ok(await page.getByRole("button", { name: "Run" }).isDisabled());
     await record(page, "playground-generative");

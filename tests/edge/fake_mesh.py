@@ -52,9 +52,9 @@ NAMES = (
     ("nomic-ai/nomic-embed-text-v1.5", "nomic_bert", 768, 547),
     ("jinaai/jina-embeddings-v2-base-code", "jina_bert", 768, 322),
 )
-WRITER = "Qwen/Qwen3-0.6B"
+GENERATIVE = "Qwen/Qwen3-0.6B"
 OTHERS = (
-    (WRITER, "qwen3", 0, 1192),
+    (GENERATIVE, "qwen3", 0, 1192),
     ("google/siglip2-base-patch16-224", "siglip", 768, 1502),
     ("fastino/gliner2-base-v1", "gliner2", 0, 833),
     ("zai-org/GLM-OCR", "glm_ocr", 0, 1800),
@@ -185,11 +185,11 @@ class FakeMeshService(mesh_pb2_grpc.MeshServiceServicer):
             for at, worker in enumerate(self.fake.mesh.workers)
         ]
         summary = (
-            f"{len(held)} of pool l4 hold {request.model}; 4,200 tokens wait"
+            f"{request.model} is resident on {len(held)} workers of pool l4; 4,200 tokens wait."
             if workers
             else "there is no worker in pool default"
         )
-        plan = "keep on one worker: 310 tokens/s are asked for, and one copy does 21,000"
+        plan = "held back: loads are in progress, or the resident models have more work waiting"
         return mesh_pb2.ExplainPlacementResponse(
             workers=workers,
             summary=summary,
@@ -204,8 +204,8 @@ def _reason(worker: mesh_pb2.WorkerStatus, held: set[str]) -> str:
     if worker.worker_id in held:
         return "it holds the model: 573,571,072 bytes, 28,600 tokens/s"
     return (
-        "the scheduler may have it load the model when there is work that its present copies "
-        "cannot do sooner"
+        "the scheduler may have it load the model when the resident copies would take longer for "
+        "the waiting work"
     )
 
 
@@ -442,7 +442,7 @@ def make_model(
             [models_pb2.TASK_ENTITIES, models_pb2.TASK_CLASSIFY, models_pb2.TASK_RELATIONS],
             [],
         )
-    elif name == WRITER:
+    elif name == GENERATIVE:
         tasks, forms = [models_pb2.TASK_TEXT], []
     elif "OCR" in name:
         tasks, forms, inputs = (

@@ -278,7 +278,7 @@ async def test_actions_call_the_router() -> None:
         found = (await act(http, {"action": "check", "model": MODEL})).json
         assert found["model"]["card"]["family"] == "nomic_bert"
         assert [one["id"] for one in found["workers"]] == ["cpu-0", "l4-0", "l4-1", "l4-2"]
-        assert found["plan"].startswith("keep on one worker")
+        assert found["plan"].startswith("held back")
         unknown = (await act(http, {"action": "check", "model": "org/unknown"})).json
         assert unknown["model"] is None
         ids = [metadata["x-request-id"] for metadata in fake.metadata]
@@ -386,7 +386,7 @@ async def test_history_contains_the_last_requests_without_texts() -> None:
         encode = json.dumps({"model": MODEL, "input": ["a secret of a caller"]}).encode()
         assert (await posted(http, "/v1/embeddings", encode)).status == 200
         said = {
-            "model": fake_mesh.WRITER,
+            "model": fake_mesh.GENERATIVE,
             "messages": [{"role": "user", "content": "another secret"}],
             "stream": True,
         }
@@ -402,7 +402,7 @@ async def test_history_contains_the_last_requests_without_texts() -> None:
         assert [(one["verb"], one["model"], one["status"], one["reason"]) for one in requests] == [
             ("", "", 400, "INVALID_INPUT"),
             ("encode", NAMES[9][0], 502, "MODEL_LOAD_FAILED"),
-            ("write", fake_mesh.WRITER, 200, ""),
+            ("generate", fake_mesh.GENERATIVE, 200, ""),
             ("encode", MODEL, 200, ""),
         ]
         assert (requests[3]["input_tokens"], requests[3]["route"]) == (31, "/v1/embeddings")

@@ -119,7 +119,7 @@ def test_cost_of_several_calls_is_their_sum() -> None:
         cost.note_request(pb.ExtractRequest(model="o/m", text=pb.TextTask()))
         cost.note_reply(reply)
     assert (cost.verb, cost.model, cost.input_tokens, cost.output_tokens, cost.seconds[0]) == (
-        "write",
+        "generate",
         "o/m",
         6,
         4,

@@ -127,7 +127,7 @@ def test_answers_are_valid_alone_and_among_others(model: GenerativeModel) -> Non
             assert own.form == json.loads(own.text)
         else:
             assert own.form is None
-    assert (model.writing, model.claimed_bytes) == (0, 0)
+    assert (model.generating, model.claimed_bytes) == (0, 0)
 
 
 def test_beams_are_held_to_it(tmp_path: Path) -> None:
@@ -146,17 +146,17 @@ def test_long_answer_is_cut_off(model: GenerativeModel) -> None:
 def test_cancellation_returns_the_memory(model: GenerativeModel) -> None:
     jobs = [model.prepare(work(f"text {number}", ENDLESS, 100)) for number in range(4)]
     sequences = [sequence for job in jobs for sequence in job.sequences]
-    model.forward("write", sequences)
+    model.forward("generate", sequences)
     assert model.claimed_bytes > 0
     model.drop(sequences)
-    assert (model.writing, model.claimed_bytes) == (0, 0)
+    assert (model.generating, model.claimed_bytes) == (0, 0)
 
 
 def test_sequence_that_is_written_again_begins_again(model: GenerativeModel) -> None:
     requested = work("a text", SCHEMAS["scalars"])
     job = model.prepare(requested)
     for _ in range(3):
-        model.forward("write", job.sequences)
+        model.forward("generate", job.sequences)
         model.drop(job.sequences)
     (own,) = outputs(model, [job])
     result = model.finish(job, own)
@@ -352,7 +352,7 @@ def test_hostile_schemas_are_refused_or_end(name: str, model: GenerativeModel) -
     except ShoalError as error:
         refused = error.field
     assert refused in ("", FIELD)
-    assert (model.writing, model.claimed_bytes) == (0, 0)
+    assert (model.generating, model.claimed_bytes) == (0, 0)
 
 
 def test_models_that_cannot_refuse(

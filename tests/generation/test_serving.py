@@ -50,7 +50,7 @@ def outputs(model: GenerativeModel, jobs: list[Prepared]) -> list[list[Output]]:
             break
         outcomes = zip(
             going,
-            model.forward("write", [jobs[job].sequences[place] for job, place in going]),
+            model.forward("generate", [jobs[job].sequences[place] for job, place in going]),
             strict=True,
         )
         found |= {
@@ -93,7 +93,7 @@ def test_texts_are_those_of_transformers(name: str, instruction: str, tmp_path: 
             theirs, tmp_path, text, work.max_tokens, instruction
         )
         assert (result.items[0].finish_reason, result.output_tokens) == ("length", work.max_tokens)
-    assert (model.writing, model.claimed_bytes) == (0, 0)
+    assert (model.generating, model.claimed_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("instruction", ["", "short"])
@@ -166,10 +166,10 @@ def test_dropped_and_failed_sequences_return_their_memory(
     wanted = outputs(model, [model.prepare(TextWork(TEXTS, max_tokens=30), never_cancelled)])
     job = model.prepare(TextWork(TEXTS, max_tokens=30), never_cancelled)
     monkeypatch.setattr("libs.models.generation.model.STEPS_SECONDS", 0.0)
-    assert model.forward("write", job.sequences) == [Unfinished()] * 4
-    assert (model.writing, model.claimed_bytes > 0) == (4, True)
+    assert model.forward("generate", job.sequences) == [Unfinished()] * 4
+    assert (model.generating, model.claimed_bytes > 0) == (4, True)
     model.drop(job.sequences[:2])
-    assert model.writing == 2
+    assert model.generating == 2
     forward = model._reader.language_model.forward
 
     def fails(*_: object) -> torch.Tensor:
@@ -177,8 +177,8 @@ def test_dropped_and_failed_sequences_return_their_memory(
 
     monkeypatch.setattr(model._reader.language_model, "forward", fails)
     with pytest.raises(RuntimeError):
-        model.forward("write", job.sequences[2:])
-    assert (model.writing, model.claimed_bytes) == (0, 0)
+        model.forward("generate", job.sequences[2:])
+    assert (model.generating, model.claimed_bytes) == (0, 0)
     monkeypatch.setattr(model._reader.language_model, "forward", forward)
     again = outputs(model, [job])
     for one, other in zip(again[0], wanted[0], strict=True):
@@ -204,8 +204,8 @@ def test_sequences_without_room_wait(
         return requests(sequences, yield_point)
 
     monkeypatch.setattr(model._reader, "requests", count)
-    model.forward("write", job.sequences)
-    assert 0 < encoded == model.writing < len(job.sequences)
+    model.forward("generate", job.sequences)
+    assert 0 < encoded == model.generating < len(job.sequences)
     model.drop(job.sequences)
     found = [
         [each for each in own if isinstance(each, GeneratedIds)] for own in outputs(model, [job])

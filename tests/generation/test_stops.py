@@ -40,7 +40,7 @@ def streamed(model: GenerativeModel, work: TextWork) -> tuple[list[str], Extract
     job = model.prepare(work, never_cancelled)
     (sequence,), texts = job.sequences, []
     for _ in range(10_000):
-        (outcome,) = model.forward("write", [sequence])
+        (outcome,) = model.forward("generate", [sequence])
         if not isinstance(outcome, Unfinished):
             break
         texts.append(model.text(job, outcome.ids))
@@ -74,7 +74,7 @@ def test_every_piece_of_an_answer_ends_it_when_it_is_a_stop_string(
             assert result.output_tokens <= 40
 
 
-def test_writing_ends_with_the_token_that_completes_a_stop_string(
+def test_generation_ends_with_the_token_that_completes_a_stop_string(
     model: GenerativeModel, whole: str
 ) -> None:
     _, free = streamed(model, TextWork(TEXTS[:1], max_tokens=40))

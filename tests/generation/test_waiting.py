@@ -52,11 +52,11 @@ def test_long_answer_is_not_overtaken_for_ever(model: GenerativeModel) -> None:
     long = prepared(model, 100)
     assert pages_for(long.tokens + 100) == model.pages
     waiting = [prepared(model, 2 + number) for number in range(3)]
-    model.forward("write", waiting)  # they end one after another
+    model.forward("generate", waiting)  # they end one after another
     waiting.append(long)
     for _ in range(20):
         waiting.append(prepared(model, 4))
-        outcomes = dict(zip(map(id, waiting), model.forward("write", waiting), strict=True))
+        outcomes = dict(zip(map(id, waiting), model.forward("generate", waiting), strict=True))
         found = outcomes[id(long)]
         assert isinstance(found, Unfinished)
         if found.ids:
@@ -206,5 +206,5 @@ def test_worker_takes_in_what_it_can_run_soon(model: GenerativeModel) -> None:
         largest = max(largest, pulled - len(device.outcomes.done))
         device.forward()
         if pulled < lane:
-            assert model.writing + len(device.outcomes.done) >= min(Device.TEXTS, pulled)
+            assert model.generating + len(device.outcomes.done) >= min(Device.TEXTS, pulled)
     assert largest <= 4 * Device.TEXTS

@@ -45,7 +45,7 @@ def _answers(model: GenerativeModel, works: Any) -> list[Any]:
     sequences = [sequence for each in prepared for sequence in each.sequences]
     found: dict[int, Any] = {}
     while left := [each for each in sequences if id(each) not in found]:
-        for each, output in zip(left, model.forward("write", left), strict=True):
+        for each, output in zip(left, model.forward("generate", left), strict=True):
             if not isinstance(output, Unfinished):
                 found[id(each)] = output
     return [(each, [found[id(sequence)] for sequence in each.sequences]) for each in prepared]

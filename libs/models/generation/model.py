@@ -162,7 +162,7 @@ class GenerativeModel:
         # Guards the device, since other threads drop graphs. Reentrant: a forward on a CPU may call
         # another.
         self._computing = RLock()
-        self._writing: dict[
+        self._generations: dict[
             int, _Generation
         ] = {}  # by the id of the sequence, which this keeps alive
 
@@ -288,9 +288,9 @@ class GenerativeModel:
                 self.claimed_share = self._decode.claimed_share
                 self._steps(
                     [
-                        writing
+                        generation
                         for each in sequences
-                        if (writing := self._writing.get(id(each))) is not None
+                        if (generation := self._generations.get(id(each))) is not None
                     ],
                     called,
                 )
@@ -339,9 +339,9 @@ class GenerativeModel:
     def drop(self, sequences: Sequence[InputSequence]) -> None:
         """Free the memory of sequences that will not be sent again."""
         for each in sequences:
-            writing = self._writing.pop(id(each), None)
-            if writing is not None and writing.decoding is not None:
-                self._decode.cancel(writing.decoding)
+            generation = self._generations.pop(id(each), None)
+            if generation is not None and generation.decoding is not None:
+                self._decode.cancel(generation.decoding)
 
     @property
     def claimed_bytes(self) -> int:
@@ -359,7 +359,7 @@ class GenerativeModel:
         return min(tokens, self.slots * DEFAULT_ANSWER_TOKENS) if self.slots else tokens
 
     @property
-    def writing(self) -> int:
+    def generating(self) -> int:
         """Number of sequences in progress."""
         return 0 if self._loop is None else len(self._loop.sequences)
 
@@ -379,57 +379,57 @@ class GenerativeModel:
         new = [
             each
             for each in takewhile(lambda each: not self._waits_for_room(each), sequences)
-            if id(each) not in self._writing
+            if id(each) not in self._generations
         ]
         if new := new[: loop.count_fitting(map(self._reader.plan, new))]:
             for each, request in zip(new, self._reader.requests(new, yield_point), strict=True):
-                self._writing[id(each)] = _Generation(each, request)
+                self._generations[id(each)] = _Generation(each, request)
         for each in sequences:
-            writing = self._writing.get(id(each))
-            if writing is not None and writing.decoding is not None:
+            generation = self._generations.get(id(each))
+            if generation is not None and generation.decoding is not None:
                 continue
             # While an encoder yielded, another call may have used the memory.
-            if writing is None or not loop.has_room(writing.request):
+            if generation is None or not loop.has_room(generation.request):
                 return
-            writing.decoding = loop.add(writing.request)
+            generation.decoding = loop.add(generation.request)
 
     def _waits_for_room(self, sequence: InputSequence) -> bool:
         """Return whether a sequence that was encoded found no memory to begin."""
-        writing = self._writing.get(id(sequence))
+        generation = self._generations.get(id(sequence))
         return (
-            writing is not None
-            and writing.decoding is None
-            and not self._decode.has_room(writing.request)
+            generation is not None
+            and generation.decoding is None
+            and not self._decode.has_room(generation.request)
         )
 
-    def _steps(self, writings: Sequence[_Generation], yield_point: YieldPoint) -> None:
+    def _steps(self, generations: Sequence[_Generation], yield_point: YieldPoint) -> None:
         loop, until = self._decode, time.perf_counter() + STEPS_SECONDS
-        among = {id(each.decoding): each for each in writings if each.decoding is not None}
+        among = {id(each.decoding): each for each in generations if each.decoding is not None}
         while among:
             decoding = [each.decoding for each in among.values() if each.decoding is not None]
             has_ended = False
             for generated in loop.step(decoding, yield_point):
-                writing = among[id(generated.sequence)]
-                writing.ids += generated.ids
+                generation = among[id(generated.sequence)]
+                generation.ids += generated.ids
                 if generated.score is not None:
-                    writing.scores.append(generated.score)
+                    generation.scores.append(generated.score)
                 has_ended |= generated.finish is not None
             if has_ended or time.perf_counter() >= until:
                 return
             yield_point()
 
     def _outcome(self, sequence: InputSequence) -> Output | Unfinished:
-        writing = self._writing.get(id(sequence))
-        if writing is None or writing.decoding is None:
+        generation = self._generations.get(id(sequence))
+        if generation is None or generation.decoding is None:
             return Unfinished(has_begun=False)
-        if writing.decoding.finish is None:
-            return Unfinished(writing.ids)
-        del self._writing[id(sequence)]
-        finish = writing.decoding.finish
+        if generation.decoding.finish is None:
+            return Unfinished(generation.ids)
+        del self._generations[id(sequence)]
+        finish = generation.decoding.finish
         return GeneratedIds(
-            np.array(writing.ids, np.int32),
+            np.array(generation.ids, np.int32),
             "stop" if finish == "stop" else "length",
-            tuple(writing.scores),
+            tuple(generation.scores),
         )
 
     # Memory; no call of the model is in progress
@@ -445,7 +445,7 @@ class GenerativeModel:
     def park(self) -> ParkedModel[GenerativeModel]:
         self.drop_graphs()  # graphs record the current addresses of weights, keys and values
         self._loop = self._graphs = self._granted = None
-        self._writing.clear()
+        self._generations.clear()
         if self._arena is None:
             return ParkedModel(self, self.bytes, None)
         self._arena.stow()

@@ -15,7 +15,7 @@ Head = str
 """The name of the model's head that a forward runs, or of several heads joined by "+"
 (`dense+sparse`).
 """
-GENERATE: Final = "write"
+GENERATE: Final = "generate"
 """The head of generative models: a forward adds tokens to its sequences, and an output takes any
 number of forwards.
 """

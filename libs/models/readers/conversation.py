@@ -205,7 +205,7 @@ def load_conversation(
     """Load the model. Raises ModelBroken with the file and the key or tensor at fault."""
     conversation = ConversationFrame.from_card(card, directory, _MARKS[card.family])
     loaded = load_vision_language(
-        directory, dtype=dtype, device=device, use="write", prompts=conversation.prompts
+        directory, dtype=dtype, device=device, use="generate", prompts=conversation.prompts
     )
     (backbone,) = loaded.backbones
     encoder = backbone.encoder

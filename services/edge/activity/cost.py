@@ -40,7 +40,7 @@ class Cost:
     """The verb and usage of a request.
 
     Attributes:
-        verb: encode, score, extract, tokenize, detokenize, or write (Extract with a text task);
+        verb: encode, score, extract, tokenize, detokenize, or generate (Extract with a text task);
             empty if the mesh was not called for any of these.
         model: The model's id, with aliases resolved.
         input_tokens: Tokens that models read.
@@ -62,8 +62,8 @@ class Cost:
         verb = _VERBS.get(type(message))
         if verb is None:
             return
-        is_writing = isinstance(message, pb.ExtractRequest) and message.HasField("text")
-        self.verb = "write" if is_writing else verb
+        is_generation = isinstance(message, pb.ExtractRequest) and message.HasField("text")
+        self.verb = "generate" if is_generation else verb
         self.model = getattr(message, "model", "")
 
     def note_reply(self, reply: Any) -> None:

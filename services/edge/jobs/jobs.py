@@ -277,7 +277,10 @@ class Jobs:
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(RELEASE_SECONDS):
-                while record.is_ended and await self._context.io(store.is_active, record.id):
+                while True:
+                    is_active = await self._context.io(store.is_active, record.id)
+                    if not (is_active and record.is_ended):
+                        return
                     await asyncio.sleep(RELEASE_POLL_SECONDS)
 
     def _store(self, caller: BatchCaller) -> JobStore:

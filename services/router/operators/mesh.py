@@ -261,7 +261,7 @@ def _explain(
     who = (
         "the scheduler may have it load the model" if is_led(snapshot) else "it may claim the model"
     )
-    return True, f"{who}{where} when work waits that its present copies cannot do sooner"
+    return True, f"{who}{where} when the resident copies would take longer for the waiting work"
 
 
 def _resident(record: WorkerModelRecord) -> str:

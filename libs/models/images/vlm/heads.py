@@ -17,9 +17,9 @@ from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.weights import SINGLE
 
-Use = Literal["", "multi_vector", "dense", "score", "write"]
-"""The use of a model, and the name of its head. Empty: determined by its tensors. "write": no head,
-since the decode loop has the language head.
+Use = Literal["", "multi_vector", "dense", "score", "generate"]
+"""The use of a model, and the name of its head. Empty: determined by its tensors. "generate": no
+head, since the decode loop has the language head.
 """
 
 State = Mapping[str, Tensor]

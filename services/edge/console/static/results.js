@@ -12,7 +12,7 @@ export const STAGE_WORDS = {
   forward: "on the device",
   finish: "building the answer",
   mesh: "the rest of the mesh",
-  way: "edge, network and browser",
+  network: "edge, network and browser",
 };
 
 export const timingsOf = (header) =>
@@ -22,7 +22,7 @@ export function Timings({ stages, elapsed, tokens }) {
   const known = STAGES.map((name) => [name, stages[name] || 0]);
   const sum = known.reduce((all, [, value]) => all + value, 0);
   const total = Math.max(sum, stages.total || 0);
-  const all = [...known, ["mesh", total - sum], ["way", Math.max(0, elapsed - total)]];
+  const all = [...known, ["mesh", total - sum], ["network", Math.max(0, elapsed - total)]];
   return html`<figure class="timings">
     <figcaption>
       <strong>${milliseconds(elapsed)} ms</strong>

@@ -84,7 +84,7 @@ function Requests({ requests, open }) {
           <tbody>${shown.map((one) => html`<${Request} key=${`${one.id} ${one.at}`} one=${one} open=${open} />`)}</tbody>
         </table>`}
     ${fitting.length > FEW && html`<footer><button class="link" onClick=${() => setAll(!all)}>${all ? "Show fewer" : `Show all ${number(fitting.length)}`}</button></footer>`}
-    <ul class="legend pad">${[...STAGES, "mesh", "edge"].map((name) => html`<li key=${name}><i class="key ${name === "edge" ? "way" : name}"></i>${name === "edge" ? "edge and client" : STAGE_WORDS[name]}</li>`)}</ul>
+    <ul class="legend pad">${[...STAGES, "mesh", "edge"].map((name) => html`<li key=${name}><i class="key ${name === "edge" ? "network" : name}"></i>${name === "edge" ? "edge and client" : STAGE_WORDS[name]}</li>`)}</ul>
   </section>`;
 }
 
@@ -92,7 +92,7 @@ function Request({ one, open }) {
   const known = STAGES.map((name) => [name, one.stages[name] || 0]);
   const sum = known.reduce((all, [, value]) => all + value, 0);
   const total = Math.max(sum, one.stages.total || 0);
-  const parts = [...known, ["mesh", total - sum], ["way", Math.max(0, one.ms - total)]];
+  const parts = [...known, ["mesh", total - sum], ["network", Math.max(0, one.ms - total)]];
   const tokens = one.input_tokens + one.output_tokens;
   const status = one.status === 499 ? "client disconnected" : one.status < 400 && one.reason ? "aborted" : String(one.status);
   return html`<tr>

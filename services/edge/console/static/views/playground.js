@@ -206,7 +206,7 @@ export function PlaygroundView({ query, go }) {
         <section class="card result">
           ${failure
             ? html`<${Problem} failure=${failure} />`
-            : answer && answer.ask.verb === verb
+            : answer && answer.ask.verb === verb && answer.ask.model === chosen
               ? html`<${Answer} answer=${answer} />`
               : !models.length
                 ? html`<${Empty} heading="No models to try">No worker has reported a model. Enter the name of a model in a store, or check under <a href="#/mesh">Mesh</a> that workers are running.<//>`

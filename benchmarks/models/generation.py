@@ -1,4 +1,4 @@
-"""Measure the decode loop: `python -m benchmarks.models.writing`, or `make bench-writing`.
+"""Measure the decode loop: `python -m benchmarks.models.generation`, or `make bench-generation`.
 
 The same random weights generate by (a) Shoal's decode loop and (b) transformers'
 `generate(do_sample=False)`: one sequence alone, and 16 with prompts and answers of different
