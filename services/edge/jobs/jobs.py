@@ -41,7 +41,7 @@ from services.edge.messages.reading import read
 MAX_SUBMITTED_CHUNK_ROWS: Final = 1 << 16
 DEFAULT_PAGE: Final = 20
 MAX_JOBS_PAGE: Final = 100
-RELEASE_SECONDS: Final = 10.0
+JOB_RELEASE_SECONDS: Final = 10.0
 """Maximum wait of a request to run a job again for the edge that has ended it."""
 RELEASE_POLL_SECONDS: Final = 0.05
 _BODY_BYTES: Final = 64 << 10
@@ -276,7 +276,7 @@ class Jobs:
         resumes it at once is not refused.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(RELEASE_SECONDS):
+            async with asyncio.timeout(JOB_RELEASE_SECONDS):
                 while True:
                     is_active = await self._context.io(store.is_active, record.id)
                     if not (is_active and record.is_ended):
