@@ -112,7 +112,7 @@ def test_step_equals_attention_over_gathered_pages(
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
 @pytest.mark.usefixtures("interpreted")
 def test_float16_is_computed_in_float32(heads: int, kv_heads: int, dim: int) -> None:
-    """A type changes what is read and written, not what a query sees."""
+    """A type changes loads and stores; masks do not depend on it."""
     case = Case.create(KEYS, heads, kv_heads, dim, torch.float16, "cpu")
     check(case, 33, True, 5.0, 0.004)
 
