@@ -1,9 +1,9 @@
 """`python -m tools.prose [--count] [PATH ...]`: check names and sentences against the style rules.
 
 This is part of `make check`. It reads comments, docstrings and messages of Python files, comments
-of JavaScript, Lua, proto and YAML files, and the sentences of Markdown pages, not their tables and
-headings. In tests, string literals are data and are not read. Code in backticks and fenced blocks
-is skipped.
+of C++, JavaScript, Lua, proto and YAML files, and the sentences of Markdown pages, not their tables
+and headings. In tests, string literals are data and are not read. Code in backticks and fenced
+blocks is skipped. The parameters that a docstring lists must exist.
 
 A line that must keep such a word (a quotation, a third party's text) is listed in `_ALLOWED`.
 """
@@ -71,6 +71,9 @@ _CONSTANT: Final = re.compile(r"_?(?:MOST|LEAST|LONGEST|SHORTEST|FEWEST)(?:_|$)"
 _GENERIC: Final = frozenset(
     ["of", "by", "look", "come", "comes", "told", "tell", "answer", "go_on", "between", "at_once"]
 )
+_SECTION: Final = re.compile(r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)+)", re.MULTILINE)
+_ARGUMENT: Final = re.compile(r"^ {4}(\w+):", re.MULTILINE)
+"""An entry of such a section of a docstring without its indentation."""
 _CODE: Final = re.compile(r"``[^`]+``|`[^`]*`|https?://\S+|<!--.*?-->")
 _FIELD: Final = re.compile(r"\{[^{}]*\}")
 """An expression in an f-string."""
@@ -160,6 +163,7 @@ def python_findings(path: str, source: str) -> Iterator[Finding]:
     for node in ast.walk(tree):
         yield from _name_findings(path, node, is_test=is_test)
         yield from _docstring_findings(path, node)
+        yield from _argument_findings(path, node)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield from _word_findings(path, token.start[0], token.string)
@@ -236,6 +240,35 @@ def _docstring_findings(path: str, node: ast.AST) -> Iterator[Finding]:
             yield Finding(path, statement.lineno, "docstring is a fragment", line)
 
 
+def _argument_findings(path: str, node: ast.AST) -> Iterator[Finding]:
+    """Check that `Args:` and `Attributes:` name parameters and attributes, because a rename does
+    not change docstrings.
+    """
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return
+    for section in _SECTION.finditer(ast.get_docstring(node) or ""):
+        known = {name for inner in ast.walk(node) for name in _bound_names(inner)}
+        for name in _ARGUMENT.findall(section[1]):
+            if name not in known and "kwargs" not in known:
+                yield Finding(path, node.lineno, "docstring names an unknown parameter", name)
+
+
+def _bound_names(node: ast.AST) -> Iterator[str]:
+    """Yield the parameters, variables, attributes and functions that a node defines."""
+    if isinstance(node, ast.arguments):
+        for parameter in (*node.posonlyargs, *node.args, *node.kwonlyargs, node.vararg):
+            if parameter is not None:
+                yield parameter.arg
+        if node.kwarg is not None:
+            yield "kwargs"
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.attr
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        yield node.name
+
+
 def _string(statement: ast.stmt) -> str:
     """Return the string that a statement consists of, as a docstring does."""
     value = statement.value if isinstance(statement, ast.Expr) else None
@@ -265,6 +298,8 @@ def _git(*arguments: str) -> str:
 _READERS: Final[dict[str, Reader]] = {
     ".py": python_findings,
     ".md": markdown_findings,
+    ".cpp": comment_findings("//"),
+    ".h": comment_findings("//"),
     ".js": comment_findings("//"),
     ".lua": comment_findings("--"),
     ".proto": comment_findings("//"),

@@ -1,8 +1,8 @@
-"""Score how well a worker suits a model. The plan places models by it, and ExplainPlacement
-explains them. Pure.
+"""Score how well a worker suits a model. The scheduler's plan places models by this score, and the
+RPC ExplainPlacement shows it. Pure.
 
-The rule (docs/design/memory.md): the nearer the model is to the worker's device the better, less
-the share of the worker's time that is taken already.
+The formula (docs/design/memory.md) is affinity - busy share: the nearer the model is to the
+worker's device (device, host memory, disk), and the less work the worker has, the better.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ HORIZON_SECONDS: Final = 10.0
 
 
 def affinity(worker: WorkerRecord, model: str, adapter: str = "") -> float:
-    """Return how near the model (with its adapter) is to being served there, 0..1."""
+    """Return AFFINITY for the model's state on the worker, 0..1, less NO_ADAPTER if a resident
+    model lacks the adapter.
+    """
     record = worker.models.get(model)
     if record is None:
         return 0.0
@@ -54,10 +56,10 @@ def busy_seconds(
     gauges: Iterable[LaneGauges],
     rates: Mapping[LaneKey, float] = MappingProxyType({}),
 ) -> dict[str, float]:
-    """Return the seconds of work of each worker: the backlog of its models' lanes, divided evenly
-    among their copies, and the arrivals expected within 10 s.
+    """Return the seconds of work of each worker by id: the backlog of its models' lanes, divided
+    evenly among the copies of a model, and the arrivals expected within HORIZON_SECONDS.
 
-    Models of unknown speed count nothing.
+    Models without a measured speed count as 0.
 
     Args:
         rates: Arrivals in tokens per second by lane; missing: 0.
@@ -82,7 +84,7 @@ def busy_seconds(
 
 
 def busy_shares(snapshot: FleetSnapshot, gauges: Iterable[LaneGauges]) -> dict[str, float]:
-    """Return the share of its next 10 s for which each worker has work, 0..1."""
+    """Return the share of the next HORIZON_SECONDS for which each worker has work, 0..1."""
     return {
         worker_id: min(1.0, busy / HORIZON_SECONDS)
         for worker_id, busy in busy_seconds(snapshot, gauges).items()

@@ -1,5 +1,6 @@
-"""Claims to load a model, orders to workers, the leading scheduler and the notes of its plan, and
-which routers are alive: small atomic operations in Redis, without a state in this process.
+"""Coordination of workers, schedulers and routers by small atomic operations in Redis, without
+state in this process: claims to load a model, orders to workers, the leading scheduler with the
+notes of its plan, and which routers are alive.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ load the models it held.
 LEAD_MS: Final = 3_000
 """The leader's lease: a scheduler that does not renew it in this time has lost the leadership."""
 ORDER_CLAIM_MS: Final = 10_000
-"""Duration of a load order's claim on the model, as of routers' claims: until the worker's
-heartbeat reports LOADING, which then prevents further loads.
+"""Duration of the claim on a model that is made with an order to load it. It prevents further
+orders until the worker's heartbeat reports the state LOADING, which then does.
 """
 
 _Notes = dict[bytes, bytes]
@@ -36,15 +37,17 @@ class LostLeadership(Exception):
 
 
 class Coordination:
-    """Claims of lanes and orders to workers. Raises NoCapacity while Redis is unavailable."""
+    """Claims, orders and leadership in Redis. Methods raise NoCapacity while Redis is
+    unavailable.
+    """
 
     def __init__(self, redis: Redis, *, ttl_ms: int = TTL_MS) -> None:
         self._redis = redis
         self._ttl_ms = ttl_ms
 
     async def claim(self, lane: LaneKey, worker_id: str, ttl_ms: int) -> bool:
-        """Give this worker the exclusive right to load the lane's model, for `ttl_ms` or until it
-        is released; False if another has it.
+        """Give this worker the exclusive right to load the lane's model, for `ttl_ms` milliseconds
+        or until it is released. Return False if another worker has it.
         """
         with translated():
             if await self._redis.set(_claim(lane), worker_id, nx=True, px=ttl_ms):
@@ -53,7 +56,9 @@ class Coordination:
         return await self.renew_claim(lane, worker_id, ttl_ms)
 
     async def renew_claim(self, lane: LaneKey, worker_id: str, ttl_ms: int) -> bool:
-        """Extend the worker's claim to `ttl_ms` from now; False if it has none."""
+        """Extend the worker's claim to `ttl_ms` milliseconds from now. Return False if it has
+        none.
+        """
         return bool(
             await scripts.renew_claim(
                 self._redis, (_claim(lane),), worker_id=worker_id, last_ms=ttl_ms
@@ -61,7 +66,7 @@ class Coordination:
         )
 
     async def release_claim(self, lane: LaneKey, worker_id: str) -> bool:
-        """End the worker's claim; False if it has none."""
+        """End the worker's claim. Return False if it has none."""
         return bool(await scripts.release_claim(self._redis, (_claim(lane),), worker_id=worker_id))
 
     async def order(
@@ -74,15 +79,18 @@ class Coordination:
         lane: LaneKey | None = None,
         known: Collection[str] = (),
     ) -> int:
-        """Queue an order that the worker's heartbeats fetch, for a day, and notify the worker.
+        """Queue an order for a worker, which receives it with its next heartbeat, and notify the
+        worker. Orders are kept for a day.
 
-        Returns its sequence number, above all earlier ones; 0, without an order, if another worker
-        has the claim and is not in `known`. Raises LostLeadership if another scheduler leads.
+        Returns the order's sequence number, above all earlier ones, or 0 if no order was given
+        because another worker, which is not in `known`, has the claim. Raises LostLeadership if
+        another scheduler leads.
 
         Args:
+            epoch: Identifies the run of the worker: a restarted worker ignores orders of before.
             fence: The fencing number of the scheduler that gives the order; 0: an operator.
             lane: For a load by a scheduler: the lane to claim for the worker.
-            known: The workers that hold the model, or will by the plan.
+            known: The workers that hold the model, or will hold it by the plan.
         """
         number = await scripts.order(
             self._redis,
@@ -106,7 +114,7 @@ class Coordination:
     async def orders(
         self, worker_id: str, epoch: str, after_seq: int
     ) -> list[worker_pb2.Directive]:
-        """Return the orders with numbers above `after_seq`, in order."""
+        """Return the worker's orders with sequence numbers above `after_seq`, in order."""
         with translated():
             found = await self._redis.zrangebyscore(
                 f"v1:{{fleet}}:orders:{worker_id}:{epoch}", f"({after_seq}", "+inf"
@@ -120,9 +128,10 @@ class Coordination:
     async def lead(
         self, scheduler_id: str, fence: int = 0, *, last_ms: int = LEAD_MS
     ) -> int | None:
-        """Make this scheduler the leader for `last_ms` if none leads, or renew its lease.
+        """Make this scheduler the leader for `last_ms` milliseconds if none leads, or renew its
+        lease.
 
-        Returns its fencing number, above those of all earlier leaders; None while another leads.
+        Returns its fencing number, above those of all earlier leaders, or None while another leads.
 
         Args:
             fence: The fencing number of the lease to renew; 0: the scheduler has none.
@@ -137,8 +146,8 @@ class Coordination:
         return cast(int, found) or None
 
     async def resign(self, fence: int) -> bool:
-        """Give up the leadership, so that another scheduler may take it at once; False if it was
-        lost already.
+        """Give up the leadership, so that another scheduler can take it immediately. Return False
+        if it was lost already.
         """
         return bool(await scripts.resign(self._redis, (scripts.LEADER,), fence=fence))
 
@@ -155,8 +164,8 @@ class Coordination:
         """Publish the leader's last plan. Raises LostLeadership if another leads.
 
         Args:
-            plan: Its number.
-            changed: The changed notes by model; empty: removed.
+            plan: The number of the plan.
+            changed: The changed notes by model; an empty note is removed.
             desired: Number of workers that each pool should have.
             cold_starts: Seconds that a new worker of each pool takes to start.
             replace_all: The changed notes replace all notes.
@@ -194,8 +203,9 @@ class Coordination:
         }
 
     async def router_heartbeat(self, router_id: str) -> list[str]:
-        """Record that this router is alive. Returns routers that were silent for three times
-        `ttl_ms`, each to only one caller in the mesh.
+        """Record that this router is alive. Return the routers that have sent no heartbeat for
+        three times `ttl_ms`; each of them is returned to only one caller in the mesh, which cleans
+        up.
         """
         silent = await scripts.router_heartbeat(
             self._redis, (scripts.ROUTERS,), router_id=router_id, last_ms=3 * self._ttl_ms

@@ -1,10 +1,10 @@
-"""The lists of models on workers' disks, apart from their heartbeats.
+"""The lists of models on workers' disks, separate from their heartbeats.
 
-A worker may have a thousand models on its disk, and every router and scheduler reads its heartbeats
-that changed. So workers send the list when it has changed, and readers read it when its tag
-is new to them. The tag is a digest of the list: workers with the same disk, image or volume have
-the same, and only one of their lists is read. Redis keeps one for each worker, so that a faulty
-worker fills no memory with many.
+A worker may have a thousand models on its disk, and every router and scheduler reads every changed
+heartbeat. So workers send the list only when it has changed, and readers read it only when its tag
+is new to them. The tag is a digest of the list: workers with the same disk, container image or
+volume have the same tag, and only one of their lists is read. Redis keeps one list for each worker,
+so that a faulty worker cannot fill the memory with many lists.
 """
 
 from __future__ import annotations
@@ -22,26 +22,31 @@ from libs.fleet.snapshot import WorkerModelRecord
 from libs.queue.connection.client import translated
 
 READ_LISTS: Final = 64
-"""Lists are read by this number at a time: one of 10,000 models has up to 5 MB."""
+"""Number of lists that are read at a time: a list of 10,000 models has up to 5 MB."""
 
 ModelsOnDisk = Mapping[str, WorkerModelRecord]
 """The models of a list by name."""
 
 
 class Disks:
-    """The lists that this process has read. Raises NoCapacity while Redis is unavailable."""
+    """The lists that this process has read."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._lists: dict[str, ModelsOnDisk] = {"": {}}
 
     def find(self, tag: str) -> ModelsOnDisk | None:
-        """Return a list, None if it was not read. The empty tag has an empty one."""
+        """Return the list with this tag, or None if it was not read. The empty tag has an empty
+        list.
+        """
         return self._lists.get(tag)
 
     async def read(self, tags: Iterable[tuple[str, str]]) -> None:
-        """Read the lists of unknown tags, each with a worker that has it. A tag stays unknown if
-        the worker's list in Redis is missing or has another tag by now.
+        """Read the lists of unknown tags. A tag stays unknown if the worker's list in Redis is
+        missing or has another tag by now. Raises NoCapacity while Redis is unavailable.
+
+        Args:
+            tags: Pairs of a tag and the id of a worker with that list.
         """
         unknown = {tag: worker_id for tag, worker_id in tags if tag not in self._lists}
         workers = iter(unknown.values())
@@ -60,7 +65,7 @@ class Disks:
 
 
 def models_on_disk(models: Iterable[worker_pb2.WorkerModel]) -> ModelsOnDisk:
-    """Return the records of a list's models."""
+    """Return the records of a list's models, by name."""
     return {model.model: WorkerModelRecord.from_proto(model) for model in models}
 
 

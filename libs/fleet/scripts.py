@@ -1,5 +1,5 @@
-"""The atomic Redis operations of the registry. Times are from Redis' clock, so routers' clocks do
-not matter.
+"""The Redis scripts of the registry of workers. Times are from Redis' clock, so that differences
+between the clocks of routers do not matter.
 """
 
 from __future__ import annotations

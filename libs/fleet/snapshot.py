@@ -17,19 +17,20 @@ LOADING_STATES = (models_pb2.MODEL_STATE_DOWNLOADING, models_pb2.MODEL_STATE_LOA
 """The states of a model that a worker is fetching or loading."""
 
 ABSENT = (ModelNotFound.reason, ModelUnreachable.reason)
-"""Failures of a worker that has no copy of the model: no store has it either, or no store could be
-reached.
+"""Reasons of a failed load on a worker without a copy of the model: no store has it either, or no
+store could be reached.
 """
 
 HELD = (*LOADING_STATES, models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_RESIDENT)
+"""The states of a model that a worker holds, or will hold soon, in memory."""
 
 SILENT_MS = 4_000
-"""Two heartbeats. Readers know the time of the last heartbeat only of workers that have been silent
-for longer: the times of all would be a read of each worker every second.
+"""Two heartbeat intervals. Readers get the time of the last heartbeat only for workers that have
+been silent for longer, because reading the times of all workers every second would be expensive.
 """
 
 PARTS: Final = 64
-"""Number of parts of a mapping of workers: one of them is copied with each change."""
+"""Number of parts into which a mapping of workers is divided: a change copies only one part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,8 @@ class WorkerRecord:
     """Its models that are warm, resident or being loaded."""
 
     def __post_init__(self) -> None:
-        # Computed once per heartbeat, not at each access: a worker may list a thousand models on
-        # disk, and hold ten.
+        # Compute this once per heartbeat, not at each access: a worker may list a thousand models
+        # on disk, of which it holds ten.
         object.__setattr__(
             self, "held", tuple(record for record in self.models.values() if record.state in HELD)
         )
@@ -130,8 +131,11 @@ class WorkerRecord:
         heartbeat_ms: int,
         on_disk: Mapping[str, WorkerModelRecord],
     ) -> WorkerRecord:
-        """Build the record of a heartbeat that arrived at `heartbeat_ms`, of a worker with these
-        models on its disk.
+        """Build the record of a worker from its heartbeat.
+
+        Args:
+            heartbeat_ms: Arrival time, Unix time in milliseconds by Redis' clock.
+            on_disk: The models on the worker's disk, by name.
         """
         return WorkerRecord(
             worker_id=heartbeat.worker_id,
@@ -174,7 +178,9 @@ class WorkerRecord:
         return self.draining or self.preempted_in_seconds is not None
 
     def silent_ms(self, now_ms: int) -> int:
-        """Return for how long it has sent no heartbeat, if that is more than SILENT_MS, else 0."""
+        """Return the milliseconds since its last heartbeat if these are more than SILENT_MS, else
+        0.
+        """
         return 0 if self.silent_since_ms is None else now_ms - self.silent_since_ms
 
     def state(self, model: str) -> models_pb2.ModelState:
@@ -201,8 +207,8 @@ class LeaderRecord:
 
 
 class Workers(Mapping[str, WorkerRecord]):
-    """Records by worker id. Immutable: a changed copy shares all but some parts, because copying
-    ten thousand entries for every heartbeat would take most of a router's time.
+    """Records by worker id. Immutable: a changed copy shares all unchanged parts with the original,
+    because copying ten thousand entries for every heartbeat would take most of a router's time.
     """
 
     __slots__ = ("_count", "_parts")
@@ -214,7 +220,7 @@ class Workers(Mapping[str, WorkerRecord]):
         self._count = sum(map(len, self._parts))
 
     def changed(self, changes: Mapping[str, WorkerRecord | None]) -> Workers:
-        """Return a copy with these records instead; None: without one."""
+        """Return a copy with these records added or replaced; None removes a record."""
         copy = Workers.__new__(Workers)
         copy._parts, owned = list(self._parts), set[int]()
         for worker_id, record in changes.items():
@@ -271,8 +277,8 @@ class Index:
         return self._holders.get(model, _NONE)
 
     def changed(self, changes: Iterable[tuple[WorkerRecord | None, WorkerRecord | None]]) -> Index:
-        """Return an index with each first record replaced by the second one; None: without one.
-        Only what changes is copied.
+        """Return an index in which the first record of each pair is replaced by the second one. A
+        first record of None adds, a second one of None removes. Unchanged parts are shared.
         """
         index = Index()
         index._pools, index._holders = dict(self._pools), dict(self._holders)
@@ -325,7 +331,9 @@ class FleetSnapshot:
         return self._index[0]
 
     def with_index(self, index: Index) -> FleetSnapshot:
-        """Set the index of `workers`, which is otherwise made at its first use, and return self."""
+        """Set the index of `workers`, which is otherwise built when it is first used, and return
+        self.
+        """
         self._index[:] = [index]
         return self
 
@@ -348,7 +356,9 @@ class FleetSnapshot:
         return not all(worker.is_going for worker in workers.values())
 
     def lists(self) -> Iterable[Mapping[str, WorkerModelRecord]]:
-        """Return the models that workers do not hold, each list on their disks once."""
+        """Return the lists of models on workers' disks; a list that several workers share is
+        returned once.
+        """
         lists = {}
         for worker in self.workers.values():
             models = worker.listed if worker.listed is not None else worker.models
@@ -380,9 +390,10 @@ class FleetSnapshot:
     def verdict(self, model: str, pool: str) -> worker_pb2.Failure | None:
         """Return why the pool cannot serve the model, or None while it may.
 
-        1. 3 of its workers, or all if fewer, must have failed, and no other may hold it.
-        2. A model that workers did not find, or for which no store could be reached, is not given
-          up while another worker has it on disk, because disks differ.
+        1. The pool cannot serve a model if 3 of its workers, or all if it has fewer, have failed to
+          load it and no other worker of the pool holds it.
+        2. If the failures are ABSENT, the pool may still serve the model while another worker has
+          it on disk, because disks differ.
         """
         workers = self.in_pool(pool)
         failed = self.failures.get(model, {})

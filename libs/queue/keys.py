@@ -17,12 +17,12 @@ from libs import setting
 from libs.versions import LAYOUT_VERSION
 
 LAYOUT = "v1:layout"
-"""STRING: the layout of the first writer (`layout_value`). `v1` in names is no longer a version; it
-only separates our keys from others.
+"""STRING: the layout of the process that wrote first (`layout_value`). `v1` in names is no longer a
+version; it only separates Shoal's keys from others.
 """
 MAX_SLOTS: Final = 1024
-"""Each router reads one index a slot every second and, on a cluster, waits for answers on one
-connection a slot.
+"""Bounded because each router reads one index per slot every second and, on a cluster, waits for
+answers on one connection per slot.
 """
 WAKEUP_CHANNEL = "v1:wakeup"
 """The channel of all routers and schedulers; with `:<router>`, that of one router."""
@@ -40,7 +40,7 @@ KEYS = (
     "tags_b",  # HASH
     "leases",  # ZSET: batch id by the expiry of its lease
     "batches",  # HASH: batch id -> packed {tokens, member, start tag, member, start tag, ...}
-    "meta",  # HASH: counters (LaneGauges), virtual times vi and vb, bulk's credit
+    "meta",  # HASH: counters (LaneGauges), virtual times (vi, vb), credit of bulk jobs
     "index",  # ZSET: lane names by last use
     "dead",  # STREAM: dead letters
     "replies",  # prefix of the reply lists
@@ -72,16 +72,16 @@ FLEET_KEYS: Final = (
     "v1:{fleet}:fences",
     "v1:{fleet}:notes",
 )
-"""The keys of the registry (`libs/fleet`) that the scheduler uses, too."""
+"""The keys of the registry of workers (`libs/fleet`) that schedulers also use."""
 _MAX_LANES = 8192
-"""Number of lanes with cached names and keys, about 12 MB: bounded because clients can invent any
-number of models.
+"""Number of lanes with cached names and keys, about 12 MB: bounded because clients can name any
+number of models that do not exist.
 """
 
 
 class LaneKey(NamedTuple):
-    """The lane of one pool, model and adapter (`""`: none). A tuple, because it is looked up some
-    forty times per request.
+    """The lane of one pool, model and adapter (`""`: none). It is a tuple, which hashes fast: it is
+    looked up about forty times per request.
     """
 
     pool: str
@@ -90,15 +90,15 @@ class LaneKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return one string that is safe as part of a key: colons, braces and bars within the parts
-        are escaped. `parse` is the inverse.
+        """Return one string that is safe as part of a Redis key: colons, braces and vertical bars
+        within the parts are escaped. `parse` is the inverse.
         """
         return _name(self)
 
     @staticmethod
     @lru_cache(maxsize=_MAX_LANES)
     def parse(name: str) -> LaneKey:
-        """Return the lane of that name. ValueError if the name is invalid."""
+        """Return the lane of that name. Raises ValueError for an invalid name."""
         pool, model, adapter = name.split("|")
         return LaneKey(unquote(pool), unquote(model), unquote(adapter))
 
@@ -110,23 +110,24 @@ def _name(lane: LaneKey) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerWakeup:
-    """A notification for one worker: orders wait for it, so it should send a heartbeat now."""
+    """A notification that orders (to load or evict models) wait for a worker, so it should send a
+    heartbeat now.
+    """
 
     worker_id: str
 
     @property
     def message(self) -> str:
-        """Return the message published on WAKEUP_CHANNEL; no lane's name begins with `!`.
-
-        `parse_wakeup` is the inverse.
+        """Return the message published on WAKEUP_CHANNEL. It begins with `!`, as no lane's name
+        does. `parse_wakeup` is the inverse.
         """
         return f"!{self.worker_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class WakeupLeft:
-    """A notification that a pull has left jobs in a lane. None is new: each had a notification when
-    it arrived.
+    """A notification that a pull has left jobs in a lane. None of these jobs is new: each caused a
+    notification when it arrived.
     """
 
     lane: LaneKey
@@ -137,14 +138,16 @@ _LEFT: Final = "!\t"
 
 
 def parse_wakeup(message: str) -> LaneKey | WakeupLeft | WorkerWakeup:
-    """Parse a message on WAKEUP_CHANNEL into its lane or worker. ValueError if it is neither."""
+    """Parse a message on WAKEUP_CHANNEL into its lane or worker. Raises ValueError if it is
+    neither.
+    """
     if message.startswith(_LEFT):
         return WakeupLeft(LaneKey.parse(message.removeprefix(_LEFT)))
     return WorkerWakeup(message[1:]) if message.startswith("!") else LaneKey.parse(message)
 
 
 def slot_number(name: str, slots: int) -> int:
-    """Return the slot of a model or tenant."""
+    """Return the slot of a model or tenant, 0 to `slots` - 1: its CRC-16, modulo `slots`."""
     return crc_hqx(name.encode(), 0) % slots
 
 
@@ -154,7 +157,7 @@ def layout_value(slots: int) -> str:
 
 
 def queue_slots_setting() -> int:
-    """Declare the number of slots."""
+    """Declare the setting for the number of slots."""
     return setting.integer(
         "SHOAL_QUEUE_SLOTS",
         1,

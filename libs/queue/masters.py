@@ -1,4 +1,6 @@
-"""The masters that hold the lanes: one, or several on a cluster, any of which may be away alone."""
+"""The masters that hold the lanes: one, or several on a cluster, of which some may be unavailable
+while the others serve.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 AWAY_LOG_SECONDS: Final = 10.0
-"""An ignored failure of a master is logged at most this often."""
+"""The minimum interval between two log lines about ignored failures of masters."""
 
 
 class _Tolerance:
@@ -31,7 +33,7 @@ class _Tolerance:
 
     def __init__(self, *, is_active: bool) -> None:
         self._is_active = is_active
-        # The state: when an ignored failure was last logged, in monotonic seconds.
+        # The state: the time of the last log line, in monotonic seconds.
         self._logged_at = -math.inf
 
     def __enter__(self) -> None:
@@ -66,7 +68,9 @@ class Masters:
 
     @property
     def addresses(self) -> object:
-        """Identify the current masters; changes when Sentinels or a cluster name others."""
+        """Return a value that identifies the current masters: it changes when Sentinel or the
+        cluster promotes another one.
+        """
         if isinstance(self._redis, ClusterRedis):
             return self._redis.topology.addresses
         return getattr(self._redis.connection_pool, "master_address", None)
@@ -84,18 +88,19 @@ class Masters:
         return within_master_timeout() if self.is_sharded else nullcontext()
 
     def tolerate_away(self, *, when: bool = True) -> AbstractContextManager[None, bool]:
-        """Ignore NoCapacity within the context on a cluster, because other masters may answer, and
-        log it. `when`: False to ignore nothing.
+        """Ignore and log NoCapacity within the context on a cluster, because other masters may
+        respond. With `when` False, nothing is ignored.
         """
         return self._tolerance if when else self._intolerance
 
     async def for_each_lane(
         self, lanes: Iterable[LaneKey], step: Callable[[LaneKey], Awaitable[object]]
     ) -> None:
-        """Await the step for every lane: of each master in order, of several masters at once.
+        """Await the step for every lane: one lane after the other on each master, and all masters
+        concurrently.
 
-        After NoCapacity the further lanes of that master are left out, and the first one is raised
-        when all masters are done.
+        After NoCapacity the remaining lanes of that master are skipped. The first NoCapacity is
+        raised when all masters are done.
         """
 
         async def take_steps(own: Iterable[LaneKey]) -> None:

@@ -1,5 +1,5 @@
-"""The scripts on the path of every job: enqueue, lease to a worker, complete. `Lanes` calls them
-and decodes their replies.
+"""The Redis scripts on the path of every job: enqueue, lease to a worker, complete. `Lanes` calls
+them and decodes their replies.
 
 Waiting jobs are ordered by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996), separately
 for each priority. A job's start tag is the larger of the lane's virtual time and its tenant's last

@@ -1,10 +1,10 @@
-"""A Redis script as one typed function: its signature declares the arguments, and `lua/<its
-name>.lua` is the body that Redis runs.
+"""A Redis script as one typed function: its signature declares the arguments, and
+`lua/<name of the function>.lua` is the body that Redis runs.
 
-Parameters become Lua locals: int and float as numbers, bool as a boolean, str and bytes as strings;
-a last parameter of type `Rest` becomes the index in ARGV of its first value. A restart empties
-Redis' script cache, so every call can load the scripts again. A user that may not load scripts (the
-scheduler's, `connection/acl.py`) can run only those that a router has loaded.
+Parameters become Lua locals: int and float as numbers, bool as a boolean, str and bytes as strings.
+A last parameter of type `Rest` becomes the index in ARGV of its first value. A restart empties
+Redis' script cache, so every call can load the scripts again. A Redis user that may not load
+scripts (the scheduler's, `connection/acl.py`) can run only scripts that a router has loaded.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _LUA = {"int": _NUMBER, "float": _NUMBER, "bool": "ARGV[{}] == '1'", "str": _TEX
 
 
 CLOCK: Final = "clock"
-"""The prologue with Redis' clock."""
+"""The name of the prologue (shared Lua code) that reads Redis' clock."""
 _SCRIPTS: list[str] = []
 """The texts of all scripts, in the order of their definitions."""
 _LOADS: Final = 2
-"""A call loads the scripts at most this often: during a failover of a cluster the next attempt may
-reach another master than the load.
+"""Maximum loads of the scripts by one call. A second one may be needed because, during a failover
+of a cluster, the call after the first load may reach another master.
 """
 _LOADING: dict[object, asyncio.Task[None]] = {}
 """The running load task of each server, by its connection pool."""
 
 
 class Script(Generic[P]):
-    """One Lua script. A call takes the client, the keys' names, and the function's arguments by
-    keyword.
+    """One Lua script. Call it with the client, the names of the keys, and the arguments of the
+    function by keyword.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Script(Generic[P]):
     async def __call__(
         self, redis: Redis, keys: Sequence[str], /, *_: P.args, **values: P.kwargs
     ) -> Reply:
-        """Run the script in one round trip; all scripts are loaded first if Redis has lost it.
+        """Run the script in one round trip; if Redis does not have it, load all scripts first.
 
-        Raises NoCapacity when Redis is unavailable, or lacks the script and the user may not load
-        scripts.
+        Raises NoCapacity if Redis is unavailable, or does not have the script and the user may not
+        load scripts.
         """
         arguments = [
             int(values[name]) if name in self._flags else values[name]  # type: ignore[call-overload]
@@ -105,7 +105,7 @@ class Script(Generic[P]):
 
 async def load_scripts(redis: Redis) -> None:
     """Load all scripts into Redis' cache, for this process and for those that may not load any.
-    Raises NoCapacity; of a cluster, if no master answers.
+    Raises NoCapacity if Redis (on a cluster: every master) is unavailable.
     """
     loads = await asyncio.gather(
         *(_load(one) for one in list_masters(redis)), return_exceptions=True
@@ -129,7 +129,7 @@ async def _load(redis: Redis) -> None:
 def _loaded(server: object, task: asyncio.Task[None]) -> None:
     del _LOADING[server]
     if not task.cancelled():
-        task.exception()  # retrieved, because no call may be left that waits for it
+        task.exception()  # mark it as retrieved: perhaps no call waits for it any more
 
 
 async def _load_all(redis: Redis) -> None:
@@ -145,11 +145,11 @@ async def _load_all(redis: Redis) -> None:
 
 
 def _needed(body: str, prologue: str) -> list[str]:
-    """Return the prologue's paragraphs that the body needs, in order: Lua would create each
-    function in every call, at half a microsecond.
+    """Return the prologue's paragraphs that the body needs, in order. The others are left out
+    because Lua creates each function again in every call, which takes half a microsecond.
 
-    A paragraph defines one local function, which later ones may call; the first may define anything
-    and is always included.
+    A paragraph defines one local function, which later paragraphs may call; the first may define
+    anything and is always included.
     """
     first, *functions = prologue.split("\n\n")
     chosen: list[str] = []
@@ -165,7 +165,11 @@ def _needed(body: str, prologue: str) -> list[str]:
 def script(
     *keys: str, prologues: Sequence[str] = ()
 ) -> Callable[[Callable[P, Awaitable[Reply]]], Script[P]]:
-    """Turn a function into a `Script`. `keys` names KEYS in Lua; each `lua/_<prologue>.lua` has
-    functions that several scripts share, that of CLOCK in the folder of the queue.
+    """Return a decorator that turns a function into a `Script`.
+
+    Args:
+        keys: The Lua names of the script's keys, in the order of KEYS.
+        prologues: Lua code that several scripts share, `lua/_<prologue>.lua` next to the module;
+            that of CLOCK is in the folder of the queue.
     """
     return lambda function: Script(function, keys, prologues)

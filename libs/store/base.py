@@ -1,10 +1,9 @@
-"""Add the files of base models to a model without tokenizers or encoder configurations in its
-repository.
+"""Add files of base models to a model that lacks a tokenizer or an encoder configuration.
 
-GLiNER's and GLiREL's repositories name the base model in their configuration (`model_name`), and
-GLiNER's with two encoders the one for labels too (`labels_encoder`). Their files are fetched from
-the same source, below `base_model/` and `labels_tokenizer/`, and `libs/conversion/base_model.py`
-completes the directory with them.
+Repositories of GLiNER and GLiREL name the base model in their configuration (`model_name`), and
+those of GLiNER with two encoders also the encoder of labels (`labels_encoder`). The files of these
+models are fetched from the same source into `base_model/` and `labels_tokenizer/`, from where
+`libs/conversion/base_model.py` completes the directory.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _SETTINGS: Final = ("config.json",)
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """A model with files of other models in folders, as one `Remote`."""
+    """A model together with files of other models in subfolders, as one `Remote`."""
 
     own: Remote
     others: Mapping[str, Remote]
@@ -54,8 +53,13 @@ class _Joined:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """Files that a model lacks. `key` of the configuration `file` names the model that has them;
-    they are put into `folder`.
+    """Files that a model lacks.
+
+    Attributes:
+        file: The configuration file that names the model with these files.
+        key: The key of that name in the configuration.
+        folder: The folder into which the files are put.
+        names: The names of the files.
     """
 
     file: str
@@ -65,9 +69,9 @@ class _Need:
 
 
 def with_base_model(model: str, found: Remote, source: ModelSource) -> Remote:
-    """Return the model itself, or together with the files of its base models where it lacks them.
+    """Return the model, with files of its base models added if it lacks them.
 
-    Raises ModelBroken where a base model cannot be found, NoCapacity where a retry may help.
+    Raises ModelBroken if a base model cannot be found, NoCapacity if a retry may help.
     """
     by_path = {file.path: file for file in found.files}
     file = next((name for name in (gliner.FILE, glirel.FILE) if name in by_path), "")

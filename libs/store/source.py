@@ -1,4 +1,4 @@
-"""The interface of the sources that the store fetches models from, and its values."""
+"""The interface of the sources from which the store fetches models, such as a hub or a bucket."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from libs.errors import NoCapacity
 
 
 class OutOfReach(NoCapacity):
-    """The source could not be connected to. A source that answers that it is busy raises a plain
-    NoCapacity.
+    """No connection to the source could be made. A source that responds that it is busy raises a
+    plain NoCapacity instead.
 
-    The store raises ModelUnreachable instead where a model is looked for.
+    Where the store searches for a model, it converts this error to ModelUnreachable.
     """
 
 
@@ -44,19 +44,21 @@ class Remote(Protocol):
 
     @property
     def origin(self) -> str:
-        """The source's address, for messages."""
+        """Return the source's address, for messages."""
 
     @property
     def revision(self) -> str:
-        """A commit hash, or a digest of the listing: differs whenever the content differs."""
+        """Return a commit hash, or a digest of the list of files. It differs if the content
+        differs.
+        """
 
     @property
     def files(self) -> Sequence[RemoteFile]:
-        """All of them, wanted or not."""
+        """Return all files, including those that Shoal does not need."""
 
     def read(self, file: RemoteFile, start: int, end: int) -> bytes:
-        """Bytes `start` to `end` (exclusive) of a file. Raises NoCapacity if a retry may help, else
-        ModelBroken.
+        """Return the bytes `start` to `end` (exclusive) of a file. Raises NoCapacity if a retry may
+        help, else ModelBroken.
         """
 
     def on_disk(self, files: Sequence[RemoteFile]) -> Path | None:

@@ -52,7 +52,7 @@ async def serving_metrics(
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Host and port. Raises InvalidInput."""
+    """Split `host:port`. Raises InvalidInput if the address has another form."""
     host, _, port = address.rpartition(":")
     number = int(port) if port.isascii() and port.isdigit() else math.inf
     if not host or not 0 <= number <= 65_535:

@@ -1,5 +1,5 @@
-"""One page of metrics for several processes of one machine: each process's own page, with a label
-that names the process.
+"""One page of Prometheus metrics for several processes of a machine: the pages of all processes,
+with a label that names the process.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _MAX_PAGE_BYTES: Final = 64 << 20
 def gather(sources: Mapping[str, str]) -> Iterator[Metric]:
     """Yield the metric families of all processes, each sample with the label `process`.
 
-    A process that does not answer is left out, as Prometheus would see it: `up` is 1 for those that
-    answered and 0 for the rest.
+    A process that does not respond is left out. The metric `up` is 1 for each process that
+    responded and 0 for the others, as Prometheus would report them.
 
     Args:
-        sources: the metrics address (host:port) of each process, by its name.
+        sources: The metrics address (host:port) of each process, by its name.
     """
     families: dict[str, Metric] = {}
     up = Metric("up", "Whether the process answered this scrape.", "gauge")
@@ -52,7 +52,7 @@ def _fetch_metrics(address: str) -> str | None:
     try:
         with urllib.request.urlopen(
             f"http://{address}/metrics", timeout=_FETCH_SECONDS
-        ) as answer:  # The address of a child process.
+        ) as answer:  # the address of a child process, not of a client
             content: bytes = answer.read(_MAX_PAGE_BYTES)
     except (urllib.error.URLError, OSError) as error:
         log.info(

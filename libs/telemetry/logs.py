@@ -1,8 +1,8 @@
 """Logs as lines of JSON on stderr, over the standard library's logging.
 
 A message is a constant; variable values are fields: `log.info("model loaded",
-extra=fields({"model": name}))`. Every line written while an RPC is answered also carries its
-request id, and its trace and span ids if it is traced. Texts of clients never belong into a log.
+extra=fields({"model": name}))`. Every line written while an RPC is handled also has its request id,
+and its trace and span ids if it is traced. Never log texts of clients.
 """
 
 from __future__ import annotations
@@ -30,28 +30,31 @@ _ENCODER: Final = json.JSONEncoder(default=str)
 
 
 def fields(values: Mapping[str, Value]) -> dict[str, Mapping[str, Value]]:
-    """`values` in the form that logging's `extra=` takes."""
+    """Return `values` in the form of the argument `extra` of logging's methods."""
     return {_ATTRIBUTE: values}
 
 
 def configure(service: str, level: str = "INFO") -> None:
-    """Send every log record of this process to stderr as JSON; `service` is on each line. Replaces
-    earlier handlers.
+    """Write every log record of this process to stderr as JSON, and remove earlier handlers.
+
+    Args:
+        service: The name of the service, which is in each line.
+        level: The lowest level to write, by its name in `logging`.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # No line has them, and each costs a record some µs: the place of the call, and the names of
-    # thread and process.
+    # Do not collect the source location and the names of thread and process: no line has them, and
+    # each takes a few µs per record.
     logging._srcfile = ""
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time, level, service, logger, message, request_id, trace_id, the
-    record's fields, exception.
+    """Formats a record as one line with a JSON object: time, level, service, logger, message,
+    request_id, trace_id, the record's fields, exception.
     """
 
     def __init__(self, service: str) -> None:
@@ -76,6 +79,6 @@ class JsonFormatter(logging.Formatter):
         line.update(getattr(record, _ATTRIBUTE, {}))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        # In ASCII, so that no character controls the reader's terminal: U+009B does, although it is
-        # not in C0.
+        # In ASCII, so that no character controls the reader's terminal. U+009B does, although it is
+        # not one of the C0 control characters, which JSON escapes.
         return _ENCODER.encode(line)

@@ -1,4 +1,4 @@
-"""Compose an edge: the whole object graph, read top to bottom."""
+"""The composition of an edge, the HTTP gateway of a mesh: its whole object graph, top to bottom."""
 
 from __future__ import annotations
 
@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 HEALTH_NAME: Final = "edge"
 """The service name in SHOAL_HEALTH_ADDRESS (grpc.health.v1)."""
 POLL_SECONDS: Final = 1.0
+"""The interval at which an edge checks whether a router serves and whether watched files
+changed.
+"""
 GUARD_SECONDS: Final = 30.0
 """The interval at which a guarded edge checks whether routers now require credentials."""
 START_SECONDS: Final = 5.0
@@ -215,13 +218,15 @@ class Edge:
     async def _execute(
         self, path: str, body: bytes, metadata: Metadata, request_id: str, seconds: float, /
     ) -> Executed:
-        """Answer a request of a batch. The application is made after the batches."""
+        """Answer one request of a batch. This indirection exists because the application is created
+        after the batches.
+        """
         return await self.application.execute(path, body, metadata, request_id, seconds)
 
     @asynccontextmanager
     async def running_batches(self) -> AsyncIterator[None]:
-        """Run batches within this context, if the edge has a storage for them. Raises InvalidInput
-        for an unusable one.
+        """Run batches within this context, if a storage for them is configured. Raises InvalidInput
+        if the storage is unusable.
         """
         if self.batches is None:
             yield
@@ -278,7 +283,9 @@ class Edge:
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[str]:
-    """Serve at the yielded address; drain on exit. Raises NoCapacity if an address is in use."""
+    """Serve at the yielded address (host:port); shut down gracefully on exit. Raises NoCapacity if
+    an address is in use.
+    """
     async with AsyncExitStack() as stack:
         routers = await stack.enter_async_context(Routers(settings.routers, settings.routers_tls))
         edge = Edge(settings, routers)
@@ -368,7 +375,7 @@ async def _health(stack: AsyncExitStack, address: str) -> Callable[[bool], Await
 def _publish_to_all(
     publish: Callable[[bool], Awaitable[None]], servers: Collection[TeiServer]
 ) -> Callable[[bool], Awaitable[None]]:
-    """Return a function that also sets the health of TEI's servers."""
+    """Return a function that publishes the edge's readiness by `publish` and by all TEI servers."""
 
     async def publish_to_all(is_ready: bool) -> None:
         await publish(is_ready)

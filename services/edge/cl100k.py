@@ -1,5 +1,5 @@
-"""Find the ranks of OpenAI's cl100k_base tokenizer in an installed package, so that token ids work
-without a setting.
+"""Find the vocabulary of OpenAI's cl100k_base tokenizer in an installed package, so that requests
+with token ids instead of text work without a setting.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INSTALLED_FILES: Final = (
     ("llama-index-core", f"llama_index/core/_static/tiktoken_cache/{_CACHE_NAME}"),
     ("litellm", f"litellm/litellm_core_utils/tokenizers/{_CACHE_NAME}"),
 )
-"""Distributions and the file's path in each. They are not imported."""
+"""Packages that contain the file, and its path in each. They are not imported."""
 
 
 def installed_cl100k() -> Path | None:

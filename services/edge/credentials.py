@@ -28,6 +28,7 @@ API_KEY: Final = "api-key"
 TIMEOUTS: Final = ("x-request-timeout", "x-stainless-read-timeout", "x-stainless-timeout")
 """Headers with the caller's timeout in seconds: Shoal's and those of OpenAI's clients."""
 _MAX_TOKEN: Final = 8192
+"""Maximum characters of a token."""
 _CALLERS: Final = ("client", "admin")
 
 
@@ -36,8 +37,9 @@ class CallerTrust:
     """Requirements for callers.
 
     Attributes:
-        certificates: The trust domain of client certificates; empty if callers present none.
-        vouches: Routers would accept a call without a token because of the edge's certificate.
+        certificates: The SPIFFE trust domain of client certificates; empty if callers present none.
+        vouches: Routers would accept a call without a token because of the edge's certificate, so
+            the edge must require one.
     """
 
     certificates: str = ""
@@ -53,7 +55,9 @@ def decode_headers(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def read_request_id(headers: Mapping[str, str], new: str) -> str:
-    """Return the caller's request id, which is the idempotency key, or `new`. Raises HttpError."""
+    """Return the caller's request id, which is also the idempotency key, or `new` if it sent none.
+    Raises HttpError for an invalid id.
+    """
     given = headers.get(REQUEST_ID_HEADER, "")
     if given and not is_printable(given):
         raise invalid(
@@ -64,7 +68,9 @@ def read_request_id(headers: Mapping[str, str], new: str) -> str:
 
 
 def read_timeout(headers: Mapping[str, str], default: float, longest: float) -> float:
-    """Return how many seconds the caller waits for the answer. Raises HttpError."""
+    """Return the seconds for which the caller waits for the answer, at most `longest`; `default` if
+    it does not say. Raises HttpError for an invalid number.
+    """
     for name in TIMEOUTS:
         text = headers.get(name, "")
         if not text:
@@ -86,13 +92,13 @@ def router_metadata(
     certificate: Mapping[str, Any] | None,
     trust: CallerTrust,
 ) -> Metadata:
-    """Return the metadata for the router, without the trace; it says that the edge reads answers of
-    any size.
+    """Return the metadata for the router, without the trace. It includes the note that the edge
+    accepts messages of any size.
 
     Raises HttpError for a credential that cannot be passed on.
 
-    A certificate that names a caller counts before a token: OpenAI's clients always send one, and a
-    mesh of certificates takes none.
+    A certificate that names a caller is preferred to a token: OpenAI's clients always send a token,
+    and a mesh that authenticates by certificates does not accept any.
     """
     metadata = [(REQUEST_ID_HEADER, request_id), *ANY_ANSWER]
     bearer = _bearer(headers)
@@ -133,8 +139,8 @@ def trace_metadata(headers: Mapping[str, str], traceparent: str) -> Metadata:
 
 
 def _bearer(headers: Mapping[str, str]) -> str:
-    """Return the credential in the form that routers read. Some clients omit the word Bearer or
-    send it without a token.
+    """Return `Bearer <token>`, the form that routers read, or "" without a token. Some clients omit
+    the word Bearer or send it without a token. Raises HttpError for an unusable token.
     """
     given = headers.get(AUTHORIZATION, "").strip()
     kind, _, token = given.partition(" ")
@@ -164,7 +170,7 @@ def _uris(certificate: Mapping[str, Any] | None) -> list[bytes]:
 
 
 def _certified_tenant(uris: Sequence[bytes], named: str, trust_domain: str) -> str:
-    """Return the tenant that a caller's certificate names."""
+    """Return the tenant for which a caller's certificate allows the call. Raises HttpError."""
     try:
         identity = certified(uris, trust_domain)
         if identity.role not in _CALLERS:

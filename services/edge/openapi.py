@@ -1,4 +1,6 @@
-"""Build the OpenAPI 3.1 document of a table of routes from the Structs that parse bodies. Pure."""
+"""Build the OpenAPI 3.1 document of a table of routes from the msgspec Structs of their bodies.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _ERROR: Final = {
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
-    """Return the document as values that JSON can represent."""
+    """Return the OpenAPI document as values that JSON can represent."""
     given = [kind for route in routes for kind in (route.body, route.answer) if kind is not None]
     types: list[Any] = list(
         dict.fromkeys(

@@ -23,23 +23,28 @@ from shoal.v1 import caller_pb2, mesh_pb2, models_pb2
 INFERENCE: Final = "shoal.v1.InferenceService"
 PROBE_SECONDS: Final = 2.0
 IDENTIFY_SECONDS: Final = 10.0
-"""The time limit for identifying a caller, which is as long as an overloaded router takes to refuse
-a request.
+"""The time limit for identifying a caller. An overloaded router may take as long to refuse a
+request.
 """
 
 PROBE_ID: Final = "edge-asks-whether-routers-authenticate"
-"""The request id of `accepts_anonymous`."""
+"""The request id of the call by `accepts_anonymous`, which operators see in logs of routers."""
 
 R = TypeVar("R")
 
 
 class Routers:
-    """The routers of one edge. A call goes to the address that answered last."""
+    """The routers of one edge. A call goes to the address that responded last.
+
+    Args:
+        addresses: The addresses of the routers, host:port.
+        tls: Certificates for the connections; None: without TLS.
+    """
 
     def __init__(self, addresses: Sequence[str], tls: Tls | None) -> None:
         self._addresses = RouterAddresses(tuple(addresses))
         self._transport = AsyncTransport(tls)
-        # The state: the methods that take bytes, by path.
+        # The state: gRPC methods that take serialised requests, by path.
         self._methods: dict[str, Method[bytes, Any]] = {}
 
     async def __aenter__(self) -> Routers:
@@ -85,7 +90,7 @@ class Routers:
     async def stream(
         self, method: Method[Any, R], body: bytes, *, seconds: float, metadata: Metadata
     ) -> AsyncGenerator[R]:
-        """Yield the replies to a serialised request. It goes to another router until one has
+        """Yield the replies to a serialised request. Routers are tried in turn until one has
         replied. Closing the generator cancels the call. Raises ShoalError.
         """
         as_bytes: Method[bytes, R] = Method(method.path, bytes, method.parse)
@@ -108,7 +113,9 @@ class Routers:
                     raise
 
     def _is_taken(self, error: ShoalError) -> bool:
-        """Return whether the router may have accepted the request, or no other router exists."""
+        """Return whether a failed call must not be sent to another router: the router may have
+        accepted it, or no other router exists.
+        """
         return isinstance(error, CannotConnect) and (error.was_sent or len(self._addresses) == 1)
 
     async def watch(
@@ -129,7 +136,7 @@ class Routers:
             raise
 
     async def tenant(self, metadata: Metadata) -> str:
-        """Return the caller's tenant. Raises the ShoalError by which a router refuses the
+        """Return the caller's tenant. Raises the ShoalError with which a router refuses the
         caller.
         """
         body = caller_pb2.GetCallerRequest().SerializeToString()
@@ -138,7 +145,7 @@ class Routers:
         ).tenant
 
     async def may_watch(self, metadata: Metadata) -> None:
-        """Raise the ShoalError by which a router refuses to let this caller watch the mesh."""
+        """Raise the router's ShoalError if this caller may not watch the mesh."""
         await self.ask(
             GET_MESH,
             mesh_pb2.GetMeshRequest().SerializeToString(),
@@ -159,8 +166,8 @@ class Routers:
         return False
 
     async def accepts_anonymous(self) -> bool:
-        """Return whether a router answers a caller with a token that was never issued. Raises
-        ShoalError if no router answers.
+        """Return whether routers accept a caller with a token that was never issued, that is, do
+        not authenticate callers. Raises ShoalError if no router responds.
         """
         metadata = (("authorization", "Bearer unknown"), ("x-request-id", PROBE_ID))
         try:

@@ -31,7 +31,9 @@ NEEDED: Final = (
 
 
 def check_installed(needed: Sequence[str] = NEEDED) -> None:
-    """Raise NoCapacity naming the missing modules, and the extra that brings them."""
+    """Raise NoCapacity if modules are missing. The message names them and the extra that installs
+    them.
+    """
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise NoCapacity(

@@ -1,5 +1,5 @@
-"""The folder of a local mesh: sockets, certificates, Redis' data and logs. Only the logs outlive a
-failure.
+"""The temporary folder of a local mesh: sockets, certificates, Redis' data and logs. After a
+failure only the logs are kept.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from libs.errors import InvalidInput, NoCapacity
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """Existing folders that only this user can read. `redis` holds what clients sent, until it is
-    answered.
+    """The folders of a local mesh. Only this user can read them, because `redis` holds the texts of
+    clients until their requests are answered.
     """
 
     root: Path
@@ -33,7 +33,7 @@ class Workplace:
 
     @property
     def aliases(self) -> Path:
-        """The edge's aliases, in JSON, which is YAML."""
+        """The file with the edge's aliases, written as JSON, which is valid YAML."""
         return self.root / "aliases.yaml"
 
     @property
@@ -43,8 +43,11 @@ class Workplace:
 
 @contextmanager
 def workplace(keep_logs: Path | None) -> Iterator[Workplace]:
-    """Create the folder, and remove it on exit; logs stay if they are in `keep_logs`, or if the
-    mesh failed (NoCapacity). Raises InvalidInput if `keep_logs` is not writable."""
+    """Create the folder, and remove it on exit.
+
+    Logs are kept if they are in `keep_logs`, or if the mesh failed (the context raises NoCapacity).
+    Raises InvalidInput if `keep_logs` is not writable.
+    """
     place = _made(keep_logs)
     failed = False
     try:

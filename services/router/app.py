@@ -56,8 +56,11 @@ from services.router.upkeep import AWAY_TICK_SECONDS, Upkeep
 log = logging.getLogger(__name__)
 
 START_SECONDS = 5.0
-"""Maximum wait for Redis at the start. After it the router serves anyway, as NOT_SERVING."""
+"""Maximum wait for Redis at the start. After it the router starts anyway, with the health status
+NOT_SERVING.
+"""
 STOP_SECONDS = 0.5
+"""The interval at which loops that have not ended are cancelled again."""
 LOST = WorkerLost("workers died with this job as often as allowed; the job may be the cause")
 
 
@@ -85,7 +88,7 @@ class Router:
         self.fleet = Fleet(redis, ttl_ms=min(TTL_MS, settings.lease_ms))
         self.aliases = AliasStore(redis, settings.router_id)
         positions = QueuePositions(redis, slots=settings.queue_slots)
-        # This router's view of the mesh, and its obligations.
+        # This router's view of the mesh, and the requests that it has accepted.
         self.view = RouterView(self.fleet)
         outstanding, background = Outstanding(), Background()
         self.in_flight = InFlightMemory(limit_bytes=settings.in_flight_bytes)
@@ -208,7 +211,9 @@ async def running(settings: Settings) -> AsyncIterator[str]:
 
 
 async def _first_refresh(upkeep: Upkeep, open_connections: Callable[[], Awaitable[None]]) -> bool:
-    """Return whether Redis answered in time; the first health check reports it."""
+    """Refresh the view of the mesh once. Return whether Redis responded within START_SECONDS, which
+    the first health check reports.
+    """
     try:
         async with asyncio.timeout(START_SECONDS):
             while True:
@@ -235,8 +240,8 @@ class _Loops:
         self._tasks.append(self._group.create_task(loop))
 
     async def stop(self) -> None:
-        # Cancelled repeatedly until they end: redis-py may swallow a cancellation that arrives with
-        # an answer.
+        # Cancel the loops repeatedly until they end: redis-py may swallow a cancellation that
+        # arrives at the same time as a reply.
         while unfinished := [task for task in self._tasks if not task.done()]:
             for task in unfinished:
                 task.cancel()

@@ -25,11 +25,13 @@ from services.scheduler.view import SchedulerView
 log = logging.getLogger(__name__)
 
 READINESS: Final = "readiness"
-"""Health name for readiness probes: serving once the scheduler has read the mesh. It stays so while
-Redis is unavailable, because the scaler then answers from the last snapshot.
+"""The health service name for readiness probes: SERVING once the scheduler has read the mesh. It
+stays SERVING while Redis is unavailable, because the scaler then answers from the last snapshot.
 """
 STOP_SECONDS: Final = 0.5
+"""The interval at which loops that have not ended are cancelled again."""
 RESIGN_SECONDS: Final = 2.0
+"""The time limit for giving up the leadership at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,8 @@ async def running(settings: Settings) -> AsyncIterator[SchedulerAddresses]:
     """Run a scheduler that serves at the yielded addresses. Leaving the context gives up the
     leadership and drains it.
 
-    Raises UnsuitableRedis, NoCapacity if an address is taken, InvalidInput for an invalid one. It
-    survives outages of Redis.
+    Raises UnsuitableRedis, NoCapacity if an address is in use, InvalidInput for an invalid address.
+    The scheduler survives outages of Redis.
     """
     redis = connect(
         settings.redis_url, settings.redis_trust, allow_insecure=settings.security.allow_insecure
@@ -124,8 +126,8 @@ async def _looping(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            # Cancelled repeatedly until they end: redis-py may swallow a cancellation that arrives
-            # with a reply.
+            # Cancel the loops repeatedly until they end: redis-py may swallow a cancellation that
+            # arrives at the same time as a reply.
             while unfinished := [task for task in tasks if not task.done()]:
                 for task in unfinished:
                     task.cancel()

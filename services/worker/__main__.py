@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("services.worker")
 
 _HEAPS = 2
+"""Number of malloc arenas."""
 _COMPILED_PRODUCTS = "256"
+"""Capacity of each of oneDNN's caches of compiled matrix products."""
 _SWITCH_INTERVAL_SECONDS = 0.0002
 """Time for which a thread may hold the interpreter lock while another waits; Python's default is 5
 ms. An eager forward pass on a GPU releases the lock with each of its 220 to 450 launches and must
@@ -70,8 +72,8 @@ def _limit_heaps() -> None:
     """Limit freed memory that malloc keeps, and the cost of torch's arrays. Must run before torch
     is imported.
 
-    Arenas: each load has a thread, and glibc makes up to eight arenas per core for threads, which
-    keep the memory that loads free.
+    Arenas: each load runs on a thread. glibc creates up to eight arenas per core for threads, and
+    arenas keep the memory that loads free.
 
     Thresholds: glibc maps an array separately above a threshold that begins at 128 KiB and follows
     the largest array freed, so the cost of a forward pass depends on earlier ones. The kernel

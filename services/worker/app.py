@@ -54,6 +54,7 @@ _HAND_BACK_SECONDS: Final = 3.0
 """Maximum time to return unfinished jobs at shutdown. After that their leases expire."""
 
 _GOODBYE_SECONDS: Final = 2.0
+"""Maximum time to send the last heartbeat at shutdown."""
 
 _RELIEF_SECONDS: Final = 5.0
 """Time for which the device thread waits for the eviction of an idle model when memory runs out."""
@@ -237,7 +238,9 @@ class Worker:
         )
 
     def _serves_others(self, caller: Caller) -> bool:
-        """Ask the runner, which is made after the finisher and exists when jobs are finished."""
+        """Ask the runner, which is created after the finisher but before the first job is
+        finished.
+        """
         return self._runner.serves_others(caller)
 
     async def serve(self) -> None:
@@ -286,8 +289,9 @@ class Worker:
     async def _list_disk(self) -> None:
         """List the models on disk, unless `stop` is set first.
 
-        The first heartbeat must have the full list. With an empty one, the mesh would send a model
-        of another worker's disk here, or answer that no worker has it.
+        The first heartbeat must have the full list. Because of an empty list, the mesh could order
+        this worker to load a model that only another worker has on disk, or answer that no worker
+        has it.
         """
         listing = self._tasks.create_task(self._residency.list_disk())
         stopped = self._tasks.create_task(self._stop.wait())

@@ -20,6 +20,11 @@ def rules(path: str, source: str) -> list[str]:
         ("a.py", 'def read():\n    """Of each item, its text."""\n', "fragment"),
         ("a.py", 'MAX_BYTES = 3\n"""Of a file."""\n', "fragment"),
         ("a.py", '"""How requests are read."""\n', "fragment"),
+        (
+            "a.py",
+            'def read(size: int):\n    """Read.\n\n    Args:\n        most: Bytes.\n    """\n',
+            "unknown parameter",
+        ),
         ("a.py", "def look(self): ...\n", "generic function name"),
         ("a.py", "MOST_ITEMS = 3\n", "constant"),
         ("tests/test_a.py", "def test_what_is_lost_returns(): ...\n", "test name"),
@@ -28,6 +33,8 @@ def rules(path: str, source: str) -> list[str]:
         ("a.md", "A pool is no queue.\n", "is not a"),
         ("a.lua", "local n = 1 -- what is left of it\n", "the noun itself"),
         ("a.proto", "// Pages, read as pictures.\n", "image"),
+        ("a.cpp", "int rows = 3;  // of so many rows\n", "the number"),
+        ("a.h", "// The keys come in blocks.\n", "arrive"),
     ],
 )
 def test_fault_is_found(path: str, source: str, rule: str) -> None:
@@ -39,11 +46,21 @@ def test_fault_is_found(path: str, source: str, rule: str) -> None:
     ("path", "source"),
     [
         ("a.py", 'X = {"told": 1}\n'),
+        (
+            "a.py",
+            'def read(*, most=1):\n    """Read.\n\n    Args:\n        most: Bytes.\n    """\n',
+        ),
+        (
+            "a.py",
+            'class A:\n    """One.\n\n    Attributes:\n        end: Seconds.\n    """\n\n'
+            "    def __init__(self):\n        self.end = 1\n",
+        ),
         ("a.py", "# See `told` and https://example.com/what-is-new.\n"),
         ("tests/test_a.py", 'TEXT = "somebody told nobody"\n'),
         ("a.md", "```\nwhose\n```\n"),
         ("a.md", "The flag `--lately` is set.\n"),
         ("a.lua", "local told = 1 -- Count the items.\n"),
+        ("a.h", "int told = 1;  // Count the items.\n"),
     ],
 )
 def test_code_and_data_are_not_read(path: str, source: str) -> None:

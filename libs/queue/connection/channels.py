@@ -1,10 +1,10 @@
 """Publish/subscribe between processes.
 
-A cluster passes each message of a channel to all its nodes. That suits notifications, which are
-short and go to all routers. Messages for one router use its shard channel (Redis 7, Valkey), which
-only the nodes of one hash slot pass on. A server without shard channels, or with ACL rules from
-before them, refuses both SSUBSCRIBE and SPUBLISH; then they use a channel, to which the router
-subscribes in any case.
+A Redis Cluster sends each message of a channel to all its nodes. That suits notifications, which
+are short and for all routers. Messages for one router use its shard channel (Redis 7, Valkey),
+which only the nodes of one hash slot transport. A server without shard channels, or with ACL rules
+that do not allow them, refuses SSUBSCRIBE and SPUBLISH; messages then use an ordinary channel, to
+which each router also subscribes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from libs.queue.connection.client import Subscriber, translated
 from libs.queue.connection.cluster import ClusterRedis, client_for_key
 
 SILENCE_SECONDS: Final = 2.0
-"""A connection that is silent for this long is pinged, and given up after as long again."""
+"""A connection that is silent for this duration is pinged, and closed if no reply arrives within
+the same duration.
+"""
 
 
 class RedisChannels:
@@ -36,13 +38,13 @@ class RedisChannels:
         """
         self._redis = redis
         self._masters = masters
-        # The state: how often a subscription or publication has failed; whether servers may have
-        # shard channels.
+        # The state: the number of failed subscriptions and publications; whether the server may
+        # support shard channels.
         self._failures = 0
         self._may_have_shards = isinstance(redis, ClusterRedis)
 
     async def publish_to_one(self, channel: str, message: bytes) -> None:
-        """Publish to the only subscriber of a channel. The message is lost without one."""
+        """Publish to the only subscriber of a channel. Without a subscriber the message is lost."""
         with self._counting_failures(), translated():
             if self._may_have_shards:
                 try:
@@ -58,10 +60,11 @@ class RedisChannels:
     async def messages(
         self, *channels: str, is_only_one: bool = False
     ) -> AsyncGenerator[bytes | None, None]:
-        """Yield the messages of these channels, after None once all are subscribed to.
+        """Yield None once all channels are subscribed to, and then their messages.
 
         Args:
-            is_only_one: No other process subscribes to this one channel (`publish_to_one`).
+            is_only_one: This process is the only subscriber of the channel, so it also subscribes
+                to the shard channel of that name (`publish_to_one`).
         """
         with self._counting_failures(), translated():
             shard = await self._shard(channels[0]) if is_only_one else None
@@ -85,15 +88,15 @@ class RedisChannels:
                     is_silent = message is None
 
     async def _shard(self, channel: str) -> ConnectionPool | None:
-        """Return the connections to the master of a shard channel, None without a cluster."""
+        """Return the connections to the master of a shard channel, or None without a cluster."""
         if not isinstance(self._redis, ClusterRedis):
             return None
         await self._redis.topology.refresh()
         return client_for_key(self._redis, channel).connection_pool
 
     def _any_master(self) -> Redis:
-        """Return a client of some master: of another one after each failure. Messages of a cluster
-        reach the subscribers at all its nodes.
+        """Return a client of any master, and of another one after each failure: a cluster sends a
+        message to the subscribers at all nodes.
         """
         masters = self._masters()
         return masters[self._failures % len(masters)]

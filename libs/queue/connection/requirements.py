@@ -1,5 +1,5 @@
 """Requirements on a Redis server that holds the queue: version 6.2 or newer, no eviction of keys,
-and data of our layout. On a cluster they hold for each master.
+and data of this version's layout. On a cluster they apply to each master.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ OLDEST = (6, 2)
 
 
 class UnsuitableRedis(Exception):
-    """The Redis server cannot hold the queue: it is too old, may evict queued work, forbids INFO to
-    our user, or holds another layout. The message names the fix.
+    """The Redis server cannot hold the queue: it is too old, may evict queued work, does not permit
+    INFO to Shoal's user, or holds data of another layout. The message says how to fix it.
     """
 
 
 async def check_redis(redis: Redis, *, slots: int = 1, again: bool = False) -> bool:
-    """Raise UnsuitableRedis unless the server can hold the queue and its data has our layout.
+    """Raise UnsuitableRedis unless the server can hold the queue and its data has this version's
+    layout; NoCapacity if it does not respond.
 
-    Of a cluster, masters that do not answer are passed over if one answers. Returns False if some
-    did not, so that the check must be repeated (`redis_check.py`).
+    On a cluster, masters that do not respond are skipped if at least one responds. Returns False if
+    one was skipped, so that the check must be repeated (`redis_check.py`).
 
     Args:
-        slots: The number of slots, part of the layout.
+        slots: The number of slots, which is part of the layout.
         again: The server replaced one that passed. Then unsuitable settings (version, eviction of
-            keys) are only logged: routers enqueue lost jobs again, and stopping the mesh would
-            serve no client.
+            keys) are only logged: routers enqueue lost jobs again, and stopping the mesh would not
+            help any client.
     """
     is_complete = True
     try:
@@ -75,8 +76,8 @@ async def check_redis(redis: Redis, *, slots: int = 1, again: bool = False) -> b
 
 
 async def _check_servers(redis: Redis) -> bool:
-    """Raise as `_check_server` for the first master that is unsuitable, and NoCapacity if none
-    answers. Returns whether all answered.
+    """Raise the error of `_check_server` for the first unsuitable master, and NoCapacity if no
+    master responds. Returns whether all responded.
     """
     if not isinstance(redis, ClusterRedis):
         await _check_server(redis)
@@ -100,7 +101,7 @@ async def _check_servers(redis: Redis) -> bool:
 
 async def _check_server(redis: Redis) -> None:
     """Raise UnsuitableRedis if the server is older than 6.2 or may evict keys, NoCapacity if it
-    does not answer.
+    does not respond.
     """
     try:
         server = await redis.info("server")

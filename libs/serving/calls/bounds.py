@@ -17,11 +17,12 @@ MAX_CALLS: Final = 20_000
 
 
 class Bound:
-    """A concurrency limit. A context occupies one slot; entering raises NoCapacity if none is free.
+    """A concurrency limit: each `with` block occupies one slot. Entering raises NoCapacity if none
+    is free.
 
     Args:
         most: Number of slots.
-        what: Names the limited things in errors.
+        what: The plural name of the limited things, for error messages.
     """
 
     def __init__(self, most: int, what: str) -> None:
@@ -43,8 +44,8 @@ class Bound:
 
 
 class InFlight:
-    """Calls that a drain waits for. A context counts one; entering raises Draining after
-    `drain`.
+    """Counts the calls in flight, for which a graceful shutdown waits: each `with` block is one
+    call. After `drain`, entering raises Draining.
     """
 
     def __init__(self) -> None:
@@ -56,6 +57,7 @@ class InFlight:
         self._is_draining = False
 
     def drain(self) -> None:
+        """Refuse new calls from now on. `none` is set when the last call has ended."""
         self._is_draining = True
 
     def __enter__(self) -> None:

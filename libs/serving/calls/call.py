@@ -14,10 +14,14 @@ from libs.serving.security.identity import ANONYMOUS, Identity, is_printable
 REQUEST_ID_HEADER: Final = "x-request-id"
 TENANT_HEADER: Final = "x-shoal-tenant"
 ANSWER_HEADER: Final = "x-shoal-max-answer-bytes"
-"""Maximum message size that the client accepts, which gRPC does not send; -1: any size."""
+"""Metadata key of the maximum bytes of a message that the client accepts, which gRPC does not send;
+-1: any size.
+"""
 
 DEFAULT_ANSWER_BYTES: Final = 4 << 20
-"""gRPC's default of `grpc.max_receive_message_length` in all languages."""
+"""Assumed for clients that do not send ANSWER_HEADER: gRPC's default of
+`grpc.max_receive_message_length` in all languages.
+"""
 
 _ANY_BYTES: Final = 1 << 62
 _MAX_DIGITS: Final = 18
@@ -25,25 +29,27 @@ _MAX_DIGITS: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One RPC."""
+    """One authenticated RPC."""
 
     method: str
-    """`/package.Service/Method`."""
+    """The full method name, `/package.Service/Method`."""
     request_id: str
     tenant: str
     """The authorised tenant, not just the requested one."""
     body: bytes
-    """The request's bytes as received."""
+    """The serialised request as received."""
     identity: Identity = ANONYMOUS
     answer_bytes: int = DEFAULT_ANSWER_BYTES
-    """Maximum message size that the caller accepts."""
+    """Maximum bytes of a message that the caller accepts."""
 
 
 _CURRENT: ContextVar[Call] = ContextVar("shoal_call")
 
 
 def current_call() -> Call:
-    """Return the call that this task handles. Only for handlers behind the interceptor."""
+    """Return the call that this task handles. Raises LookupError outside of handlers that run
+    behind the interceptor.
+    """
     return _CURRENT.get()
 
 
@@ -53,7 +59,7 @@ def enter_call(call: Call) -> None:
 
 
 def first_values(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
-    """Return the first value of each metadata key."""
+    """Return the first value of each metadata key as text."""
     headers: dict[str, str] = {}
     for key, value in metadata:
         headers.setdefault(key, str(value))
@@ -78,8 +84,8 @@ def checked_id(value: str, default: str, name: str) -> str:
 
 
 def parse_answer_bytes(value: str) -> int:
-    """Parse the metadata ANSWER_HEADER, the maximum message size that a client accepts. Raises
-    InvalidInput.
+    """Parse the value of ANSWER_HEADER: the maximum bytes of a message that a client accepts.
+    Raises InvalidInput if it is not a number.
     """
     if not value:
         return DEFAULT_ANSWER_BYTES

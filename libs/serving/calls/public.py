@@ -27,7 +27,11 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Public:
-    """Wraps the handlers of these services. `refuse` aborts a call."""
+    """Wraps the handlers of these services.
+
+    Args:
+        refuse: Ends a call (its gRPC context) with the status of an error.
+    """
 
     def __init__(self, refuse: Refuse) -> None:
         self.refuse = refuse
@@ -35,8 +39,9 @@ class Public:
         self.arrivals = Arrivals()
 
     def wrap(self, method: str, handler: Handler) -> Handler:
-        """Serve the method with a request stream, so that no message is read before it is
-        requested.
+        """Return a handler that serves the method with a request stream, because gRPC reads the
+        message of a unary method before any limit is checked. Raises TypeError for a method that no
+        service declares.
         """
         kind = request_type(method)
         if kind is None:
@@ -52,7 +57,7 @@ class Public:
 
 
 class _Behaviour:
-    """One method's handler behind the bounds."""
+    """The handler of one method, with the limits applied."""
 
     def __init__(self, public: Public, kind: type[Message], handler: Any) -> None:
         self._public = public
@@ -83,9 +88,9 @@ class _Behaviour:
             await self._public.refuse(context, error)
 
     async def _one(self, context: Any) -> Message:
-        """Read the request. Raises InvalidInput, and what `Arrivals.read` raises."""
+        """Read the only request. Raises InvalidInput, and the errors of `Arrivals.read`."""
         body = await self._public.arrivals.read(context)
-        if not isinstance(body, bytes):  # end of the stream
+        if not isinstance(body, bytes):  # the client closed the stream without a message
             raise InvalidInput("the call has no request")
         return self._parsed(body)
 

@@ -10,7 +10,9 @@ from typing import Final, Literal
 from libs.errors import PermissionDenied
 
 Role = Literal["client", "admin", "worker", "scaler", "anonymous"]
-"""Decides which methods the holder may call (`roles.py`). No credential has role `anonymous`."""
+"""The role of a caller, which decides the methods that it may call (`roles.py`). `anonymous` is the
+role of callers without a credential.
+"""
 
 NAMED_ROLES: Final[tuple[Role, ...]] = ("client", "admin", "worker", "scaler")
 DEFAULT_TENANT: Final = "default"
@@ -29,8 +31,11 @@ escaping.
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The holder of a credential. `subject` is its name in logs; `tenant` `*` allows any tenant
-    that it names.
+    """The holder of a credential.
+
+    Attributes:
+        subject: The name in logs.
+        tenant: The tenant for which it may act; `*`: any tenant that a call names.
     """
 
     subject: str
@@ -39,7 +44,7 @@ class Identity:
 
     def tenant_for(self, named: str) -> str:
         """Return the tenant of a call, given the tenant `named` in its metadata ("": none). Raises
-        PermissionDenied for another tenant.
+        PermissionDenied if the holder may not act for the named tenant.
         """
         if self.tenant == ANY_TENANT:
             return named or DEFAULT_TENANT

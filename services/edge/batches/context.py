@@ -40,18 +40,20 @@ VALIDATION_THREADS: Final = 2
 LEASE_THREADS: Final = 4
 """Threads that renew leases, whatever else waits for the storage."""
 QUOTA_SECONDS: Final = 10.0
-"""Time for which the size of a tenant's files is used to check results of its batch. Otherwise each
-chunk would read all its records.
+"""Time for which the measured size of a tenant's files is reused while its batch writes results.
+Without this cache, each written chunk would read all records of the tenant.
 """
 MAX_RECORDS: Final = 10_000
 """The maximum number of files and batches of a tenant."""
 MAX_CREDENTIALS_BYTES: Final = 16 << 20
-"""The maximum size of the tokens of all tenants in memory, with the metadata sent with them."""
+"""The maximum size in memory of the credentials of all tenants, with the metadata sent with
+them.
+"""
 CREDENTIAL_BYTES: Final = 512
-"""The size of a tenant's entry without its metadata."""
+"""The assumed size in memory of a tenant's entry without its metadata."""
 
 Identify = Callable[[Metadata], Awaitable[str]]
-"""Returns the tenant of a call's metadata. Raises ShoalError."""
+"""Asks a router for the tenant of a call with this metadata. Raises ShoalError if it is refused."""
 Work = Callable[[], Coroutine[Any, Any, None]]
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,8 +68,10 @@ class BatchCaller:
     """The caller of a request, whom a router has just identified.
 
     Attributes:
-        tenant: The tenant that the caller named; empty if its credential has only one.
-        identified: The tenant, as the router identified it.
+        store: The files and batches of the tenant.
+        tenant: The tenant that the caller named; empty if it named none.
+        needs_token: Routers accept this caller only with a token.
+        identified: The tenant that the router found for the credential.
     """
 
     store: TenantStore
@@ -77,9 +81,9 @@ class BatchCaller:
 
 
 class Credentials:
-    """The newest credential of each tenant, by the tenant's key. It is never stored.
+    """The newest credential of each tenant, by the tenant's key. Credentials are only in memory.
 
-    The credentials that arrived first are forgotten if all have more than MAX_CREDENTIALS_BYTES.
+    The oldest are forgotten when all together exceed MAX_CREDENTIALS_BYTES.
     """
 
     def __init__(self) -> None:
@@ -111,6 +115,8 @@ class Context:
     """The storage with its threads, quotas, and the tokens of callers.
 
     Args:
+        settings: The storage, the quotas and the limits of batches.
+        identify: Returns the tenant of a call.
         vouches: Whether routers would accept calls without a token because of the edge's
             certificate.
     """
@@ -123,9 +129,9 @@ class Context:
         self._threads = ThreadPoolExecutor(THREADS, "batches")
         self._validation = ThreadPoolExecutor(VALIDATION_THREADS, "batches-validation")
         self._leases = ThreadPoolExecutor(LEASE_THREADS, "batches-leases")
-        # The state: the size of the files of a tenant without those of a batch, by that batch, and
-        # the time of the reading; bytes that are written but not in a record yet, and the newest
-        # credential of each tenant, which is never stored. The latter are by the tenant's key.
+        # The state: by batch, the size of its tenant's other files and the time of the measurement;
+        # by the tenant's key, the bytes that are written but not in a record yet, and the newest
+        # credential, which is never stored.
         self._sizes: dict[str, tuple[int, float]] = {}
         self._pending: Counter[str] = Counter()
         self._credentials = Credentials()
@@ -137,27 +143,31 @@ class Context:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def io(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that uses the storage in a thread. Raises StorageError."""
+        """Call a function that uses the storage, in a thread. Raises StorageError."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(act, *args, **kwargs))
 
     async def validate(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Check an input, which takes seconds, in a thread for that. Raises StorageError."""
+        """Call a function that checks an input, which may take seconds, in a thread reserved for
+        that. Raises StorageError.
+        """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._validation, partial(act, *args, **kwargs))
 
     async def renew(self, lease: BatchLease) -> None:
-        """Renew a lease in a thread for that. Raises LeaseLost, StorageError."""
+        """Renew a lease in a thread reserved for that. Raises LeaseLost, StorageError."""
         await asyncio.get_running_loop().run_in_executor(self._leases, lease.renew)
 
     async def run_leased(
         self, lease: BatchLease, work: Work, watch: Work, is_ended: Callable[[], bool]
     ) -> None:
-        """Run `work` to its end, and `watch` next to it, while the lease is renewed. Raises
-        LeaseLost, and the errors of both.
+        """Run `work` to its end while the lease is renewed. Raises LeaseLost, and the errors of
+        `work` and `watch`.
 
         Args:
-            is_ended: Returns whether the end is recorded: then the lease is deleted, not lost.
+            watch: Runs concurrently, and is cancelled when `work` ends.
+            is_ended: Returns whether the end of the batch is recorded: a missing lease was then
+                deleted, not lost.
         """
         working = asyncio.create_task(work())
         others = [asyncio.create_task(self._renew_forever(lease)), asyncio.create_task(watch())]
@@ -195,8 +205,8 @@ class Context:
         return BatchCaller(self.store.tenant(key), named, needs_token, tenant)
 
     async def credential(self, key: str, tenant: str, *, needs_token: bool) -> Metadata | None:
-        """Return the metadata with which requests of a batch are sent; None until the tenant has
-        sent a token.
+        """Return the metadata with which requests of a batch are sent, or None if the tenant must
+        send a token first.
 
         1. A batch of a caller without a token needs none.
         2. Otherwise the newest token of the tenant that this edge has received is used.
@@ -225,8 +235,9 @@ class Context:
         """Check that a tenant may store `more` bytes. Raises QuotaExceeded, StorageError.
 
         Args:
-            without: A batch with results that are part of `more`. The size of the other files may
-                have been read up to QUOTA_SECONDS before, unless it is too large.
+            without: The id of a running batch; `more` includes its results so far. The size of the
+                tenant's other files may then be up to QUOTA_SECONDS old, unless the quota seems
+                exceeded.
         """
         now = time.monotonic()
         if without and without in self._sizes:
@@ -264,14 +275,15 @@ class Context:
             )
 
     def creating_batch(self, key: str) -> asyncio.Lock:
-        """Return the lock of a tenant's quotas of batches, from their check until a batch is
-        stored. Quotas of other edges are checked at the same time.
+        """Return the lock to hold from the check of a tenant's batch quotas until the batch is
+        stored. It does not exclude other edges: they may exceed a quota by one batch each.
         """
         return self._creations.setdefault(key, asyncio.Lock())
 
     async def check_batch_quotas(self, store: TenantStore, requests: int) -> None:
-        """Check that a tenant may start a batch of `requests`. Raises StorageError, and HttpError
-        that clients do not retry, because batches may take hours.
+        """Check that a tenant may start a batch of `requests` requests.
+
+        Raises StorageError, and HttpError without a time to retry, because batches may take hours.
         """
         settings = self.settings
         unfinished = len(await self.io(store.unfinished_ids))
@@ -293,20 +305,22 @@ class Context:
             )
 
     def add_pending(self, key: str, size: int) -> None:
-        """Count bytes that are written before their record is."""
+        """Add to the bytes that are written but not in a record yet; a negative size subtracts."""
         self._pending[key] += size
         if not self._pending[key]:
             del self._pending[key]
 
 
 def _with_new_id(metadata: Metadata) -> Metadata:
-    """Return the metadata of a call that only identifies the caller."""
+    """Return the metadata with a new request id, for a call that only identifies the caller."""
     kept = (pair for pair in metadata if pair[0] != REQUEST_ID_HEADER)
     return (*kept, (REQUEST_ID_HEADER, new_request_id()))
 
 
 async def read_body(request: ServedRequest, limit: int) -> bytes:
-    """Return the body of a request, which has been paid for. Raises HttpError."""
+    """Return the body of a request. Raises HttpError if it has more than `limit` bytes or if the
+    edge lacks memory for it.
+    """
     body = await request.intake.body(
         request.receive,
         request.headers,
@@ -321,7 +335,7 @@ async def read_body(request: ServedRequest, limit: int) -> bytes:
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Raise HttpError for errors of the storage and of quotas."""
+    """Convert errors of the storage and of quotas within the context to HttpError."""
     try:
         yield
     except StorageError as error:
@@ -334,8 +348,8 @@ def storage_errors() -> Iterator[None]:
 
 
 def new_id(prefix: str) -> tuple[str, int]:
-    """Return a new id and its time. Ids are in the order in which an edge makes them: lists are
-    sorted by them.
+    """Return a new id and its Unix time. Ids sort in the order in which an edge makes them, because
+    lists of objects are sorted by id.
     """
     now, microseconds = divmod(time.time_ns() // 1000, 1_000_000)
     return make_id(prefix, now, f"{microseconds:05x}{secrets.token_hex(14)[1:]}"), now

@@ -9,8 +9,8 @@ may watch the mesh |
 | `POST /console/act` | `{"action": "load", "model": …, "pool": …}`: load, evict, pin, unpin, check
 |
 
-Actions need the caller's own permission: the credential is passed to the router, which requires the
-role admin.
+Actions need the permission of the caller: the edge passes the credential to the router, which
+requires the role admin.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ MAX_ACTION_BYTES: Final = 16 << 10
 ACTION_SECONDS: Final = 600.0
 """Time for which the page waits for a load; afterwards the load continues in the background."""
 EXPLAIN_SECONDS: Final = 10.0
+"""The time limit of the action `check`."""
 _EVENTS: Final = "/console/events"
 _HISTORY: Final = "/console/history"
 _ACT: Final = "/console/act"
@@ -140,7 +141,7 @@ class ConsoleApp:
                 check_page(headers, self._origins)
                 metadata = self._metadata(headers, connection)
                 with closing(self._intake.payer(peer_address(scope), metadata)) as payer:
-                    # Both the raw and the decoded head are kept while the page is open.
+                    # Twice: the raw and the decoded head are kept while the page is open.
                     await payer.take_head(2 * head_bytes(scope))
                     if path == _EVENTS:
                         await self._stream(metadata, send)

@@ -23,7 +23,7 @@ _LEFT: Final = {
 }
 
 Place = tuple[str, str]
-"""The names of a model and a worker."""
+"""The names of a model and of a worker that holds it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class WatchHub:
         watch: Opens WatchMesh; raises ShoalError.
         allow: Asks a router whether a caller may watch; raises ShoalError.
         see: Receives each snapshot of the mesh and its Unix time.
-        may_watch_alone: Returns whether routers are known to require no credential.
+        may_watch_anonymously: Returns whether routers are known to require no credential.
     """
 
     def __init__(

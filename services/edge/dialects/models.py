@@ -36,7 +36,7 @@ _STATES: Final = {
 }
 """SIE's names; all other states are "available"."""
 _READ: Final = (models_pb2.MODEL_STATE_RESIDENT, models_pb2.MODEL_STATE_WARM)
-"""States that prove that a copy's files were readable."""
+"""States of a model on a worker that prove that its files are readable."""
 _FORMS: Final = {
     pb.REPRESENTATION_DENSE: "dense",
     pb.REPRESENTATION_SPARSE: "sparse",

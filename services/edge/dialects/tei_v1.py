@@ -1,9 +1,10 @@
 """TEI's gRPC API, `tei.v1`: convert its messages to mesh calls and the replies to its messages.
 Pure.
 
+The format is that of https://github.com/huggingface/text-embeddings-inference (package tei.v1).
 Messages do not name a model: the address or the aliases `embed`, `rerank` and `predict` determine
-it. `truncate` defaults to false. Texts of a stream that agree on all other fields share a call
-(`BatchedMethod.key`).
+it. `truncate` defaults to false. Texts of a stream with equal other fields share one call of the
+mesh (`BatchedMethod.key`).
 """
 
 from __future__ import annotations
@@ -59,25 +60,25 @@ CODES: Final = {
     "DEADLINE_PASSED": "DEADLINE_EXCEEDED",
     "NO_SUCH_ROUTE": "UNIMPLEMENTED",
 }
-"""The gRPC status of a reason; INTERNAL for those that are not here."""
+"""The gRPC status of each error reason; INTERNAL for all others."""
 TOKENIZED_BYTES: Final = 256 << 10
 """Maximum size of texts that are tokenised together: a token of one byte takes 20 bytes of a
 router's answer, which has at most 16 MiB.
 """
 Ask = Callable[[Sequence[Any], Received], MeshCall]
-"""Returns the call for messages that agree. The pieces of its Answer's body are their serialised
-replies in order.
+"""Returns the mesh call for messages with equal keys. The pieces of its Answer's body are the
+serialised replies to the messages, in order.
 """
 _TEXT: Final = single_field("items", "inputs")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchedMethod:
-    """One kind of call.
+    """A gRPC method of TEI, of which several messages can be sent to the mesh together.
 
     Attributes:
         request: The type of its messages.
-        ask: Sends several messages as one request to the mesh.
+        ask: Converts several messages to one request to the mesh.
         agree: The fields that must be equal in messages that are sent together; empty: each message
             is sent alone.
         together_bytes: Maximum bytes of messages that are sent together; a larger message is sent
@@ -109,7 +110,7 @@ def _replies(messages: Sequence[Message]) -> Answer:
 
 
 def embed(requests: Sequence[Any], received: Received) -> MeshCall:
-    """Convert Embed. Raises HttpError."""
+    """Convert Embed: a dense float32 vector for each message. Raises HttpError."""
     first = requests[0]
     message = _encode(requests, received, pb.REPRESENTATION_DENSE)
     message.normalize = first.normalize if first.HasField("normalize") else True
@@ -132,7 +133,7 @@ def embed(requests: Sequence[Any], received: Received) -> MeshCall:
 
 
 def embed_sparse(requests: Sequence[Any], received: Received) -> MeshCall:
-    """Convert EmbedSparse. Raises HttpError."""
+    """Convert EmbedSparse: a sparse vector for each message. Raises HttpError."""
 
     def convert(reply: pb.EncodeResponse) -> Answer:
         matrix = decoded(codec.sparse, reply.sparse)
@@ -149,7 +150,7 @@ def embed_sparse(requests: Sequence[Any], received: Received) -> MeshCall:
 
 
 def embed_all(requests: Sequence[Any], received: Received) -> MeshCall:
-    """Convert EmbedAll, for models with a vector per token. Raises HttpError."""
+    """Convert EmbedAll: a vector for each token, by models that have them. Raises HttpError."""
 
     def convert(reply: pb.EncodeResponse) -> Answer:
         ragged = decoded(codec.ragged, reply.multi_vector)
@@ -166,12 +167,14 @@ def embed_all(requests: Sequence[Any], received: Received) -> MeshCall:
 
 
 def predict(requests: Sequence[Any], received: Received) -> MeshCall:
-    """Convert Predict. Raises HttpError."""
+    """Convert Predict: the scores of the model's labels for each text. Raises HttpError."""
     return _labels([request.inputs for request in requests], requests, received)
 
 
 def predict_pair(requests: Sequence[Any], received: Received) -> MeshCall:
-    """Convert PredictPair, one message. Raises HttpError."""
+    """Convert PredictPair, one message: the scores of the labels for a pair of texts. Raises
+    HttpError.
+    """
     (request,) = requests
     if len(request.inputs) == 1:
         return _labels([request.inputs[0]], requests, received)
@@ -199,7 +202,9 @@ def predict_pair(requests: Sequence[Any], received: Received) -> MeshCall:
 
 
 def rerank(requests: Sequence[Any], received: Received) -> MeshCall:
-    """Convert Rerank, one message. Raises HttpError."""
+    """Convert Rerank, one message: the texts ranked by their scores for a query. Raises
+    HttpError.
+    """
     (request,) = requests
     named = _named(received, "rerank")
     message = pb.ScoreRequest(
@@ -244,7 +249,7 @@ def rerank_stream(requests: Sequence[Any], received: Received) -> MeshCall:
 
 
 def info(requests: Sequence[Any], received: Received) -> MeshCall:
-    """Convert Info. Raises HttpError."""
+    """Convert Info: the model and its limits. Raises HttpError."""
     named = _named(received, "embed")
 
     def convert(reply: models_pb2.GetModelResponse) -> Answer:
@@ -272,7 +277,7 @@ def info(requests: Sequence[Any], received: Received) -> MeshCall:
 
 
 def tokenize(requests: Sequence[Any], received: Received) -> MeshCall:
-    """Convert Tokenize. Raises HttpError."""
+    """Convert Tokenize: the tokens of each text with their offsets. Raises HttpError."""
     first = requests[0]
     if first.HasField("prompt_name"):
         raise invalid("prompt_name is not supported: put the prompt before the text", "prompt_name")
@@ -297,7 +302,7 @@ def tokenize(requests: Sequence[Any], received: Received) -> MeshCall:
 
 
 def decode(requests: Sequence[Any], received: Received) -> MeshCall:
-    """Convert Decode. Raises HttpError."""
+    """Convert Decode: the text of each message's token ids. Raises HttpError."""
     message = pb.DetokenizeRequest(
         model=_named(received, "embed").model,
         sequences=[pb.TokenIds(ids=request.ids) for request in requests],
@@ -382,7 +387,9 @@ def _truncation(request: Any) -> pb.Truncation:
 
 
 def _shares(requests: Sequence[Any], reply: Any) -> list[tei_pb2.Metadata]:
-    """Return the metadata of each message: the batch's tokens in proportion to its characters."""
+    """Return the metadata of each message. The mesh reports the tokens of the whole batch, which
+    are divided in proportion to characters.
+    """
     lengths = [
         len(one.inputs) if isinstance(one.inputs, str) else sum(map(len, one.inputs))
         for one in requests

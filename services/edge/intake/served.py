@@ -1,4 +1,6 @@
-"""A request of a path that the edge serves itself instead of passing it to the mesh."""
+"""Requests that the edge serves itself, such as those for files and batches, instead of passing
+them to the mesh.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,10 @@ class ServedRequest:
         parameter: The text that the parameter of the route's path matches.
         query: The query string, undecoded.
         metadata: The metadata of a router call for this caller, without a trace.
-        payer: Pays for the memory of the request.
-        is_whole: Whether the body has arrived.
+        receive: ASGI's function that returns the next part of the body.
+        intake: Reads the body within the memory limit.
+        payer: The account to which the memory of the request is charged.
+        is_whole: Whether the whole body has arrived.
     """
 
     parameter: str
@@ -50,7 +54,7 @@ class ServedRequest:
 
 
 Serve = Callable[[ServedRequest], Awaitable[Answer | StreamedAnswer]]
-"""Raises HttpError."""
+"""Serves a request. Raises HttpError."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Runs one submitted job in its own process: `python -m services.edge.jobs.child`.
 
 The edge writes lines of JSON to stdin: first the order, then requests to pause or cancel, and new
-tokens. The process writes lines of JSON to stdout: its progress each second, and its end. If the
-edge is killed, stdin ends, and so does the process, without waiting for chunks in flight.
+tokens. The process writes lines of JSON to stdout: its progress every second, and finally its
+result. If the edge is killed, stdin ends, and the process ends without waiting for chunks in
+flight.
 """
 
 from __future__ import annotations
@@ -35,13 +36,17 @@ from services.edge.jobs.roots import check_files, check_location
 
 MAX_ORDER_BYTES: Final = 1 << 20
 MAX_JOB_ERROR_CHARACTERS: Final = 2000
-"""Characters of an error in the report, which is a line of limited length."""
+"""Longer errors are cut off, because the edge limits the length of a line."""
 NICENESS: Final = 5
-"""The edge also answers interactive requests, which are more urgent."""
+"""Lowers the priority of the process (Unix `nice`): the edge on the same machine also answers
+interactive requests, which are more urgent.
+"""
 _JOB_REPORT_SECONDS: Final = 1.0
 _reports: TextIO = sys.stdout
 _ATTEMPTS: Final = 3
-"""Tries of one request. More are up to the engine, which sends less after an overload."""
+"""Attempts of one request by the client. Further attempts are made by the bulk engine, which sends
+less after an overload.
+"""
 
 
 def main() -> None:
@@ -66,7 +71,7 @@ async def _main() -> None:
 
 
 async def _run(order: dict[str, Any], reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Run a job, and return its end."""
+    """Run a job, and return its result as the fields of the last line."""
     state, error, reason, token = "failed", "", "", [str(order["token"])]
     manifest = found = None
     try:
@@ -117,7 +122,9 @@ async def _run(order: dict[str, Any], reader: asyncio.StreamReader) -> dict[str,
 
 
 def _manifest(order: dict[str, Any]) -> Manifest:
-    """Return the manifest of the order's job, of files below the roots. Raises JobError."""
+    """Return the manifest of the order's job. Raises JobError if its files are not below the roots,
+    or if the input is too large.
+    """
     roots, source, limits = order["roots"], order["input"], BulkLimits(**order["limits"])
     check_location(source, roots, "input")
     check_location(order["output"], roots, "output")
@@ -133,7 +140,7 @@ def _manifest(order: dict[str, Any]) -> Manifest:
 
 
 async def _price(manifest: Manifest, client: AsyncClient) -> None:
-    """Remove the prices if the tenant may not see the workers."""
+    """Remove the prices per worker from the manifest if the tenant may not see the workers."""
     if not manifest.limits.prices:
         return
     try:
@@ -189,7 +196,7 @@ def _report(**content: Any) -> None:
 
 
 def _summary(manifest: Manifest | None) -> dict[str, Any]:
-    """Return the fields of a manifest that the record of a job has, too."""
+    """Return the fields of a manifest that are also in the record of a job."""
     if manifest is None:
         return {}
     counts = {

@@ -1,7 +1,8 @@
-"""Checks the locations that clients name for jobs: they must be below one of the operator's roots.
+"""Checks the locations (paths and URLs) that clients name for jobs: they must be below one of the
+roots that the operator configures.
 
-Clients have no other way to name files of the edge's machine, or of object stores that the edge has
-credentials for.
+Without this check, clients could read and write any file of the edge's machine, and of object
+stores for which the edge has credentials.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from shoal.bulk.failures import JobError
 from shoal.bulk.places import local_path
 
 TENANT: Final = "{tenant}"
+"""Replaced by the name of the tenant in a root."""
 _TENANT_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _IN_URLS: Final = ("::", "?", "#", "@", "\\")
-"""Parts of URLs that name another location, or credentials, to fsspec."""
+"""Parts of URLs that fsspec interprets: chained URLs, query, fragment, credentials."""
 
 
 def is_root(root: str) -> bool:
-    """Return whether an operator may name a location as a root."""
+    """Return whether a location is valid as a root: an absolute path or a URL."""
     path = local_path(root)
     named = root.replace(TENANT, "tenant")
     if path is None:
@@ -31,13 +33,13 @@ def is_root(root: str) -> bool:
 
 
 def overlap(root: str, other: str) -> bool:
-    """Return whether a location is below a root, or a root below the location."""
-    base = root.partition(TENANT)[0].rstrip("/")  # Any tenant's.
+    """Return whether one of the locations is the other one or below it."""
+    base = root.partition(TENANT)[0].rstrip("/")  # the part that all tenants share
     return _is_below(base, other) or _is_below(other, base)
 
 
 def tenant_roots(roots: Iterable[str], tenant: str) -> list[str]:
-    """Return the roots of a tenant. Raises JobError if its name cannot be that of a folder."""
+    """Return the roots of a tenant. Raises JobError if its name is not valid as a folder name."""
     found = list(roots)
     if any(TENANT in root for root in found) and not _TENANT_NAME.fullmatch(tenant):
         raise JobError(
@@ -48,7 +50,9 @@ def tenant_roots(roots: Iterable[str], tenant: str) -> list[str]:
 
 
 def check_location(uri: str, roots: Sequence[str], field: str) -> None:
-    """Check a location that a client names. Raises JobError if it is not below a root."""
+    """Check a location that a client names in `field`. Raises JobError if it is not below a
+    root.
+    """
     path = local_path(uri)
     if path is not None and not path.is_absolute():
         raise JobError(f"{field} must be an absolute path or a URL, not {uri[:200]!r}")
@@ -61,8 +65,8 @@ def check_location(uri: str, roots: Sequence[str], field: str) -> None:
 
 
 def check_files(uris: Iterable[str], roots: Sequence[str]) -> None:
-    """Check the files of an input that `check_location` allows, because local ones may be links.
-    Raises JobError.
+    """Check that the files of an input are below the roots, because local files may be symbolic
+    links to other folders. Raises JobError.
     """
     resolved = _resolved(roots)
     for path in filter(None, map(local_path, uris)):
@@ -75,7 +79,7 @@ def check_files(uris: Iterable[str], roots: Sequence[str]) -> None:
 
 
 def _is_ambiguous(uri: str) -> bool:
-    """Return whether a location may be another one than it seems."""
+    """Return whether a location may be resolved to another one than its text says."""
     parts = uri.split("/")
     has_other = local_path(uri) is None and any(mark in uri for mark in _IN_URLS)
     return has_other or ".." in parts or "\0" in uri or "\n" in uri
@@ -89,7 +93,7 @@ def _is_below(uri: str, root: str) -> bool:
         return (path is None) == (base is None) and (uri == root or uri.startswith(f"{root}/"))
     try:
         target, allowed = path.resolve(), base.resolve()
-    except (OSError, RuntimeError):  # Links that lead in a circle.
+    except (OSError, RuntimeError):  # symbolic links that form a cycle
         return False
     return target == allowed or allowed in target.parents
 

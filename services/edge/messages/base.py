@@ -91,7 +91,7 @@ _STEP: Final = re.compile(r"\.?[a-z_]+|\[\d+\]")
 _MAX_STEPS: Final = 8
 """The maximum number of steps of a key's path."""
 DEFAULT_RETRY_SECONDS: Final = 1.0
-"""Used for 429 and 503 if the router named no time."""
+"""The time to retry after for the statuses 429 and 503 if the router named none."""
 
 
 _TASK_FIELDS: Final = frozenset(
@@ -103,15 +103,15 @@ a model without it the faulty field is `model`.
 
 
 class HttpError(Exception):
-    """The reason why a request has no answer.
+    """An error response.
 
     Args:
         reason: A key of STATUS.
         message: The text for the caller.
         field: The path of the faulty field in the caller's names.
-        retry_after: Seconds; None if a retry would fail too.
-        status: The HTTP status; 0 for that of the reason.
-        allow: The methods of a path, separated by commas.
+        retry_after: Seconds after which a retry may succeed; None if it would fail too.
+        status: The HTTP status; 0: that of the reason in STATUS.
+        allow: The methods that the path allows, separated by commas (for the status 405).
     """
 
     def __init__(
@@ -265,8 +265,8 @@ class MeshCall:
     Attributes:
         convert: Converts the reply to a response, or to the next call.
         fields: The caller's names of Shoal's fields.
-        fallback: Returns the call to make after a failure, or None.
-        in_thread: Convert a large reply in a thread.
+        fallback: Returns the call to make instead after a failure, or None.
+        in_thread: Whether a large reply is converted in a thread.
     """
 
     method: Method[Any, Any]
@@ -359,7 +359,7 @@ class Route:
         body: The type of the body for OpenAPI: a msgspec Struct, a type of them, or a tuple of
             alternatives.
         answer: The type of the answer for OpenAPI, as `body`; `str` is plain text, `bytes` a file.
-        along: The media type of the streamed answer; empty if none exists.
+        stream_media_type: The media type of the streamed answer; empty if none exists.
     """
 
     method: str

@@ -1,9 +1,9 @@
-"""Convert numbers of the mesh's replies to JSON with the shortest digits of float32, or to base64
-of little-endian bytes. Pure.
+"""Convert numbers of the mesh's replies to JSON, with the fewest digits that identify a float32, or
+to base64 of little-endian bytes. Pure.
 
 orjson writes a row of 1,024 float32 in 15 µs and holds the GIL, so a thread would not help. Large
-answers are made in pieces of at most PIECE_NUMBERS numbers, and the event loop runs other tasks in
-between.
+answers are made in pieces of at most PIECE_NUMBERS numbers, and the event loop runs other tasks
+between two pieces.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def decoded(decode: Callable[[A], T], message: A) -> T:
 
 
 def dense_rows(tensor: tensor_pb2.Tensor) -> Rows:
-    """Return the stored numbers, [items, dimensions]: whole bytes as uint8 for BINARY, float32 for
-    float16. Raises HttpError.
+    """Return the numbers of a tensor, [items, dimensions]: float16 is converted to float32, and
+    rows of BINARY are returned as uint8 with eight bits each. Raises HttpError.
     """
     rows: Rows = decoded(codec.vectors, tensor).array
     if rows.dtype == np.float16:
@@ -71,7 +71,9 @@ def encode_base64(row: Rows) -> str:
 
 
 def rows_per_piece(width: int) -> int:
-    """Return the number of rows of `width` numbers per piece."""
+    """Return the number of rows of `width` numbers that make a piece of PIECE_NUMBERS, at least
+    1.
+    """
     return max(1, PIECE_NUMBERS // max(1, width))
 
 

@@ -1,5 +1,5 @@
-"""JSON of lists with very many entries, in pieces: an answer of tokens takes up to a hundred times
-the bytes of its texts. Pure.
+"""Convert long lists to JSON in pieces. An answer with the tokens of texts takes up to a hundred
+times the bytes of the texts, so it must not exist as a whole. Pure.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from services.edge.messages.base import encode_json
 PIECE_BYTES: Final = 64 << 10
 """Minimum bytes of a piece, except the last one."""
 ENTRIES_AT_ONCE: Final = 512
-"""Entries that exist at the same time as Python objects: less than a millisecond's work."""
+"""Number of entries that exist as Python objects at the same time. Converting them takes less than
+a millisecond.
+"""
 
 
 def encode_list(entries: Iterable[object]) -> Iterator[bytes]:
-    """Yield the parts of a JSON list, for entries that are made when they are asked for."""
+    """Yield the parts of a JSON list. `entries` may be a generator: it is read part by part."""
     rest = iter(entries)
     begin = b"["
     while run := list(islice(rest, ENTRIES_AT_ONCE)):

@@ -13,7 +13,12 @@ from services.edge.asgi import Receive, Scope, Send
 
 
 class PrefixApp:
-    """Adds `/tei/{model}` before each path. `model` is a name as callers send it."""
+    """An ASGI application that adds `/tei/{model}` before each path.
+
+    Args:
+        application: The edge's application, which serves the longer paths.
+        model: The id or alias of the model.
+    """
 
     def __init__(
         self, application: Callable[[Scope, Receive, Send], Awaitable[None]], model: str

@@ -1,4 +1,4 @@
-"""The measurements, for people: tables with bars, and a plot; for programs: JSON."""
+"""The output of `shoal profile`: tables with bars, a plot, and JSON."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 PLOT_FORMATS: Final = (".png", ".svg", ".pdf")
 _BAR: Final = 24
+"""Characters of the longest bar."""
 _MAX_OPERATORS: Final = 2
-"""Operators named for a part, if they take at least `_MIN_SHARE` of it."""
+"""Maximum number of operators that are named for a part. Each takes at least `_MIN_SHARE` of it."""
 _MIN_SHARE: Final = 0.1
 
 
 def as_json(forward: ForwardProfile, request: RequestProfile | None) -> dict[str, object]:
-    """Everything, in seconds; `covered` and `overhead` as shares."""
+    """Return all measurements as values for JSON: times in seconds, `covered` and `overhead` as
+    shares.
+    """
     own = asdict(forward) | {"covered": forward.covered, "overhead": forward.overhead}
     return {"forward": own, "request": None if request is None else asdict(request)}
 
@@ -129,7 +132,9 @@ def check_plot(path: Path) -> None:
 
 
 def plot(forward: ForwardProfile, request: RequestProfile | None, path: Path) -> None:
-    """Draw a bar for each part of the forward, and below for each stage of the request."""
+    """Draw a bar for each part of the forward pass, and below them one for each stage of a request,
+    to the file `path`.
+    """
     from matplotlib.figure import Figure
 
     drawn: list[tuple[str, list[tuple[str, float]]]] = [

@@ -1,4 +1,6 @@
-"""Send requests through a temporary small mesh, one at a time, and divide their time by stage."""
+"""Send requests through a small temporary mesh, one at a time, and measure the time of each
+stage.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ from services.local.settings import Settings
 _LOAD_SECONDS: Final = 300.0
 _WARM_REQUESTS: Final = 5
 
-# The measured stages, and the rest of the client's time: the stages' names are those of `Timings`.
+# Name, description and seconds of each stage, computed from the seconds that the client measured
+# and the `Timings` that the mesh returned. Stages have the names of the fields of `Timings`.
 _STOPS: Final[tuple[tuple[str, str, Callable[[float, Timings], float]], ...]] = (
     (
         "client and wire",
@@ -56,7 +59,7 @@ _STOPS: Final[tuple[tuple[str, str, Callable[[float, Timings], float]], ...]] = 
 
 @dataclass(frozen=True, slots=True)
 class RequestStage:
-    """A stop on the way, and the mean seconds that a request was there."""
+    """A stage of a request, and its mean duration in seconds."""
 
     name: str
     what: str
@@ -65,8 +68,13 @@ class RequestStage:
 
 @dataclass(frozen=True, slots=True)
 class RequestProfile:
-    """Single requests by the client's clock: mean and median seconds, and the stages of the mean.
-    The stages' sum is the mean.
+    """Durations of requests by the client's clock.
+
+    Attributes:
+        requests: The number of requests.
+        seconds: The mean duration.
+        median_seconds: The median duration.
+        stages: The mean duration of each stage; their sum is `seconds`.
     """
 
     requests: int
@@ -76,8 +84,9 @@ class RequestProfile:
 
 
 async def profile_requests(settings: Settings, model: str, works: Sequence[Work]) -> RequestProfile:
-    """Start a mesh and send it each job as a request, the next when the last is answered. Raises
-    ShoalError of either kind.
+    """Start a mesh and send it each job as a request, one after the other.
+
+    Raises ShoalError if the mesh does not start or a request fails.
     """
     async with running(settings) as mesh:
         return await asyncio.to_thread(_measure, mesh.address, model, works)
@@ -94,8 +103,8 @@ def _measure(address: str, model: str, works: Sequence[Work]) -> RequestProfile:
 
 
 def summed(measured: Sequence[tuple[float, Timings]]) -> RequestProfile:
-    """Summarise requests: the client's seconds and the timings that the mesh returned with their
-    answers.
+    """Summarise requests, given for each the seconds that the client measured and the timings in
+    the response.
     """
     seconds = [one for one, _ in measured]
     stages = tuple(

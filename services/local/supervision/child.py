@@ -16,13 +16,16 @@ from typing import Final
 from services.local.supervision.policy import last_fault
 
 CHILD_STOP_SECONDS: Final = 30.0
+"""Time between SIGTERM and SIGKILL."""
 _LAST_BYTES: Final = 64 << 10
+"""Bytes at the end of a log that are searched."""
 _PR_SET_PDEATHSIG: Final = 1
+"""The option of Linux' prctl(2)."""
 
 
 def _dying_with_parent() -> Callable[[], None] | None:
-    """Return a function for the child before exec, by which the kernel kills it when its parent
-    dies, however that dies. None where unsupported: only Linux can do that.
+    """Return a function that the child calls before exec, so that the kernel kills it when its
+    parent dies for any reason. None on systems other than Linux, which cannot do that.
     """
     if sys.platform != "linux":
         return None
@@ -37,11 +40,11 @@ def _dying_with_parent() -> Callable[[], None] | None:
 
 
 class Child:
-    """A process with its output appended to a log file. As a context manager it is started and
-    stopped.
+    """A process with its output appended to a log file. As a context manager it starts and stops
+    the process.
 
-    It runs in a new session, so that Ctrl-C reaches only the parent, which then stops its children
-    in order.
+    The process runs in a new session, so that Ctrl-C reaches only the parent, which then stops its
+    children in order.
     """
 
     def __init__(
@@ -51,7 +54,8 @@ class Child:
         self.log = log
         self._command = list(command)
         self._environment = dict(environment)
-        # The state: the process of the last start, and where its output begins in the log.
+        # The state: the process of the last start, and the byte of the log at which its output
+        # begins.
         self._process: asyncio.subprocess.Process | None = None
         self._begins = 0
 
@@ -114,7 +118,7 @@ class Child:
             await process.wait()
 
     def log_end(self, lines: int = 15) -> str:
-        """Return the end of its output."""
+        """Return the last lines of its output."""
         return "\n".join(self._end(0)[-lines:])
 
     def last_fault(self) -> str:

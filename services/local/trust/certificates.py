@@ -1,9 +1,9 @@
-"""Certificates for development: a private authority, and the certificates that the parts of a mesh
-present to each other.
+"""Certificates for development: a private certificate authority, and the X.509 certificates that
+the parts of a mesh present to each other.
 
-In clusters cert-manager or the like issues certificates, with the same names: a server's
-certificate bears its DNS names and addresses, a caller's the URI `spiffe://<trust
-domain>/<role>/<tenant or name>`, by which servers know its role.
+In clusters, cert-manager or a similar service issues certificates with the same names: the
+certificate of a server has its DNS names and IP addresses, and that of a caller has the SPIFFE URI
+`spiffe://<trust domain>/<role>/<tenant or name>`, from which servers read its role.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Party:
 
     @staticmethod
     def parse(text: str) -> Party:
-        """`role` or `role/name`. Raises InvalidInput."""
+        """Parse `role` or `role/name`. Raises InvalidInput."""
         match = _PARTY.fullmatch(text)
         if match is None:
             raise InvalidInput(f"{text!r} is not {_ALLOWED}", field="name")
@@ -82,7 +82,7 @@ class Party:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate that was issued, and the paths of its files."""
+    """An issued certificate, the paths of its files, and the time at which it expires."""
 
     party: Party
     uri: str
@@ -93,7 +93,7 @@ class Issued:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """The signing authority. Its key never leaves the directory given to `shoal certs`."""
+    """The signing authority. Its key is only in the directory given to `shoal certs`."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
@@ -102,8 +102,8 @@ class Authority:
 def open_authority(
     directory: Path, *, now: datetime, force: bool = False
 ) -> tuple[Authority, bool]:
-    """Return the directory's authority, and whether it is new: made if there is none or by `force`.
-    InvalidInput if it cannot sign.
+    """Return the authority in the directory, and whether it is new. One is created if the directory
+    has none, or by `force`. Raises InvalidInput if the existing one cannot sign.
     """
     certificate, key = directory / "ca.pem", directory / "ca.key"
     if not force and (certificate.exists() or key.exists()):
@@ -125,11 +125,13 @@ def issue(
     days: float = LEAF_DAYS,
     trust_domain: str = "shoal",
 ) -> Issued:
-    """Create a key and a certificate and write them over the party's last ones. Not valid for
-    longer than the authority.
+    """Create a key and a certificate, and replace the party's previous ones.
 
     Args:
+        now: The time from which it is valid.
         hosts: DNS names and IP addresses of a server, in addition to those of loopback.
+        days: Duration of its validity, which also ends with that of the authority.
+        trust_domain: The trust domain in its SPIFFE URI.
     """
     uri = party.uri(trust_domain)
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]
@@ -160,8 +162,8 @@ def issue(
         .sign(authority.key, hashes.SHA256())
     )
     files = directory / f"{party.stem}.pem", directory / f"{party.stem}.key"
-    # Readers see the new key with the old certificate for a moment, and keep their former pair
-    # until both match.
+    # For a moment, readers find the new key with the old certificate. They keep their previous pair
+    # until key and certificate match.
     _write(files[1], _key_pem(key), private=True)
     _write(files[0], made.public_bytes(Encoding.PEM))
     return Issued(party, uri, *files, ends)
@@ -178,8 +180,11 @@ def issue_all(
     force: bool = False,
 ) -> tuple[bool, list[Issued]]:
     """Issue certificates for `parties`, for the default party of each server and caller role, and
-    for all parties that have one already, which keep their hosts. Returns them, and whether the
-    authority is new. Raises InvalidInput."""
+    for all parties that have one already, which keep their hosts.
+
+    Returns whether the authority is new, and the certificates. Raises InvalidInput. The arguments
+    are as in `issue` and `open_authority`.
+    """
     now = now or datetime.now(UTC)
     if not 0 < days <= CA_DAYS:
         raise InvalidInput(
@@ -294,8 +299,8 @@ def _elliptic(key: object) -> ec.EllipticCurvePrivateKey:
 
 def _new_authority(now: datetime) -> Authority:
     key = ec.generate_private_key(ec.SECP256R1())
-    # A number in the name: certificates of one authority must not be looked up in another of the
-    # same name.
+    # The name has a random number: clients find the authority of a certificate by name, and must
+    # not take another authority for it.
     name = f"Shoal development CA {x509.random_serial_number():x}"[:40]
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     certificate = (
@@ -354,7 +359,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write a file atomically; a private key is never readable by other users, at no moment."""
+    """Write a file atomically. A private key is at no time readable by other users."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     with open(

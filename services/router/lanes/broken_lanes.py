@@ -1,4 +1,4 @@
-"""Fail the jobs of lanes that no worker of their pool can serve, so that clients need not wait for
+"""Fail the jobs of lanes that no worker of their pool can serve, so that clients do not wait until
 their deadlines.
 """
 
@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 
 class BrokenLanes:
-    """Fails lanes with a model or adapter that their pool is known not to serve (`why_broken`).
-    Raises NoCapacity while Redis is unavailable.
+    """Fails the jobs of lanes with a model or adapter that their pool cannot serve (`why_broken`).
+    Methods raise NoCapacity while Redis is unavailable.
     """
 
     def __init__(self, lanes: Lanes, view: RouterView) -> None:

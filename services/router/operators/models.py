@@ -1,4 +1,6 @@
-"""ModelService: lists models, and orders workers to load, evict and pin them."""
+"""The gRPC service ModelService: it lists models, and orders workers to load, evict and pin
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ log = logging.getLogger(__name__)
 
 
 class ModelService(models_pb2_grpc.ModelServiceServicer):
-    """Orders reach a worker with its next heartbeat; calls to load or pin are answered once the
-    workers have obeyed.
+    """Lists models and gives orders to workers. A worker receives an order in the reply to its next
+    heartbeat. Calls to load or pin return when the workers have executed the order.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         request: pb.LoadModelRequest,
         context: grpc.aio.ServicerContext[pb.LoadModelRequest, pb.LoadModelResponse],
     ) -> pb.LoadModelResponse:
-        check_model(request.model)  # workers report it from then on, if only as failed
+        check_model(request.model)  # workers will report this model, if only as failed
         snapshot, routes = self._view.snapshot, self._routes.content
         refuse_pool(request.pool, routes, snapshot)
         pool = request.pool or next(
@@ -131,17 +133,17 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         place = self._choose_worker(model, workers)
         if place is not None:
             await self._order(place, worker_pb2.Directive(load_model=model))
-        # If no worker is left for one more copy, wait for the copies that are being loaded.
+        # If no other worker can load a copy, wait for the copies that are being loaded.
         loading = [worker for worker in workers if worker.state(model) in LOADING_STATES]
         for worker in [place] if place is not None else loading:
             await self._resident(model, worker)
 
     def _choose_worker(self, model: str, workers: Sequence[WorkerRecord]) -> WorkerRecord | None:
-        """Return the worker to load one more copy, or None if all that stay hold the model or will
-        soon.
+        """Return the worker that shall load another copy, or None if every worker that is not
+        shutting down holds the model or is loading it.
 
-        Workers where the model has not failed to load are preferred, then those with the most free
-        memory.
+        Workers on which the model has not failed to load are preferred, then those with the most
+        free memory.
         """
         failed = self._view.snapshot.failures.get(model, {})
         held = (*LOADING_STATES, pb.MODEL_STATE_RESIDENT)
@@ -169,8 +171,8 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         )
 
     async def _resident(self, model: str, worker: WorkerRecord) -> None:
-        """Return when the worker holds the model. Raises the error of a failed load, or NoCapacity
-        if the worker is gone.
+        """Wait until the model is resident on the worker. Raises the error of a failed load, or
+        NoCapacity if the worker is gone.
         """
         earlier = self._view.snapshot.failures.get(model, {}).get(worker.worker_id)
         while True:
@@ -190,8 +192,8 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
             await self._view.changed()
 
     async def _pinned(self, model: str, pinned: bool, worker: WorkerRecord) -> None:
-        """Return when the worker reports that it has obeyed, or that the model is no longer
-        resident.
+        """Wait until the worker reports that it has pinned or unpinned the model, or that the model
+        is no longer resident.
         """
         while True:
             now = self._view.snapshot.workers.get(worker.worker_id)

@@ -19,7 +19,9 @@ from libs.fleet import WorkerRecord
 from libs.fleet.affinity import AFFINITY, HORIZON_SECONDS, affinity
 
 MAX_CONCURRENT_LOADS: Final = 4
-"""Maximum concurrent loads that a plan gives a worker: more would only delay all of them."""
+"""Maximum concurrent loads of a worker: more would only delay all of them, because they share its
+disk and network.
+"""
 IDLE_COST: Final = 0.2
 """Subtracted from a worker's score if it must evict idle models: less than the value of having the
 model in memory or on disk.
@@ -27,17 +29,18 @@ model in memory or on disk.
 BUSY_COST: Final = 0.4
 """Subtracted if it must evict models in use."""
 TIE_SHARE: Final = 0.1
-"""Workers within this share of the best score count as equal; one is drawn, so that not all plans
-choose the same.
+"""Workers with scores within this share of the best one count as equal. One of them is chosen by a
+hash, so that models are spread over equal workers.
 """
 _MAX_SCORED: Final = 8
+"""Number of best rows that are scored with affinity."""
 
 Floats = NDArray[np.float64]
 _NO_COST: Final[Floats] = np.zeros(1)
 
 
 class PoolWorkers:
-    """The workers of one pool that may be given models, by row."""
+    """The workers of one pool that can load models. A row is a worker's index in `workers`."""
 
     def __init__(self, workers: Sequence[WorkerRecord]) -> None:
         self.workers = sorted(workers, key=lambda worker: worker.worker_id)
@@ -57,8 +60,8 @@ class PoolWorkers:
         """
         self.loads = np.zeros(len(self.workers), dtype=np.int64)
         """Loads in progress."""
-        # Cached, because every model needs them: the number of rows that take loads, and, from the
-        # first `best` on, scores before affinity and evictions.
+        # Cached, because every model needs them: the number of rows that can take another load and,
+        # after the first call of `best`, the scores before affinity and evictions.
         self._open = len(self.workers)
         self._base: Floats | None = None
 
@@ -87,13 +90,18 @@ class PoolWorkers:
         draw: int,
         within_seconds: float = np.inf,
     ) -> list[int]:
-        """Return the rows with the best scores for the model, best first, equal ones rotated by
-        `draw`. Empty: none has memory now.
+        """Return the rows with the best scores for the model, best first. Empty if no row has the
+        memory now.
 
         Args:
-            near: Known affinities by row.
-            evictable: Bytes that may be evicted and the cost, the most expensive first.
-            within_seconds: Only rows that finish their present work sooner.
+            model: The name of the model.
+            size: Bytes of the model.
+            near: Known affinities by row; other rows have the model at most on disk.
+            banned: Rows that must not be used.
+            evictable: Bytes by row that may be evicted, and the cost of that; the most expensive
+                first.
+            draw: Decides, together with the model's name, which of equal rows is first.
+            within_seconds: Use only rows that finish their present loads sooner.
         """
         if self._base is None:
             self._base = np.array([self._score(row) for row in range(len(self.workers))])
@@ -120,8 +128,8 @@ class PoolWorkers:
         return -np.inf if is_closed else -min(float(self.seconds[row]) / HORIZON_SECONDS, 1.0)
 
     def _cost(self, size: int, evictable: Sequence[tuple[Floats, float]]) -> Floats:
-        """Return the cost by row of evictions to free `size` bytes; infinite if even they do not
-        suffice.
+        """Return, by row, the cost of the evictions that `size` bytes need; infinite if evictions
+        do not free enough.
         """
         fits = self.free >= size
         if fits.all():
@@ -149,8 +157,8 @@ class PoolWorkers:
             *alike[: max(0, turn + _MAX_SCORED - len(alike))].tolist(),
         ]
         scores = self._scored({*some, *near}, model, base, near)
-        # The upper bound of all other rows, which have the model at most on disk: if one of them
-        # may win, score every row that has it.
+        # The other rows have the model at most on disk, which bounds their scores. If one of them
+        # may still be the best, score every row with the model on disk.
         if max(scores.values()) < least + AFFINITY[models_pb2.MODEL_STATE_COLD]:
             on_disk = [row for row, worker in enumerate(self.workers) if model in worker.models]
             scores |= self._scored(on_disk, model, base, near)

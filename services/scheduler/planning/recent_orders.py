@@ -1,4 +1,6 @@
-"""The outcomes of the leader's last orders, as notes on models for `shoal explain`. Pure."""
+"""The outcomes of the leading scheduler's last orders, as notes on models that `shoal explain`
+prints. Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class _Sent:
 
 
 class RecentOrders:
-    """The last order for each model, and its outcome. `at`: seconds of a monotonic clock."""
+    """The last order for each model, and its outcome. In all methods `at` is the current time in
+    seconds of a monotonic clock.
+    """
 
     def __init__(self) -> None:
         self._last: dict[str, _Sent] = {}

@@ -1,4 +1,5 @@
-"""Generate traces: popularity by Zipf's law, sessions of bursts, and all models equally popular.
+"""Generate traces of requests for simulations, with three kinds of popularity of models: by Zipf's
+law, in bursts of user sessions, and uniform.
 
 Pure: the same seed gives the same trace on every machine.
 """
@@ -17,19 +18,21 @@ from services.scheduler.simulate.trace import ModelCost, Trace, TraceRequest
 
 GIB: Final = 2**30
 _WARM_UP_SECONDS: Final = (2.0, 4.0, 15.0)
-"""Load time in addition to reading bytes: runtime start, kernel compilation. One of them for each
-model.
+"""Load times in addition to reading bytes (runtime start, compilation of kernels), of which one is
+drawn for each model.
 """
 _DISK_GIB_PER_SECOND: Final = 1.5
 _DRIFT: Final = 4000
 """Requests after which a quarter of the models trade ranks in popularity."""
 _SESSION_GAP_SECONDS: Final = 3.0
+"""Average time between two requests of a session."""
 _SESSION_REQUESTS: Final = 15.0
+"""Average number of requests of a session."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceShape:
-    """The trace to generate."""
+    """Parameters of a trace to generate."""
 
     models: int = 80
     requests: int = 20_000
@@ -40,8 +43,8 @@ class TraceShape:
 
 
 def random_models(count: int, chance: random.Random) -> list[ModelCost]:
-    """Draw sizes from 0.1 to 16 GiB, half of them below 1.2. A load takes a fixed start time and
-    the reading of its bytes.
+    """Draw models of 0.1 to 16 GiB, half of them below 1.2 GiB. The load time of a model is a start
+    time, one of _WARM_UP_SECONDS, plus the time to read its bytes from disk.
     """
     costs = []
     for number in range(count):

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 TOLERANCE: Final = 0.1
+"""Relative deviation from the target that causes no scaling: Kubernetes' default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Allows at most `value` more pods, or percent of the earlier pods, within `period_seconds`."""
+    """A scaling policy: it allows a change by at most `value` pods, or `value` percent of the pods
+    at the beginning of the period, within `period_seconds`.
+    """
 
     type: Literal["Pods", "Percent"]
     value: int
@@ -27,7 +30,9 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class ScalingRules:
-    """One direction of `behavior`. The policy that allows the most counts."""
+    """The rules for one direction (`behavior.scaleUp` or `scaleDown`). The policy that allows the
+    largest change applies.
+    """
 
     stabilization_seconds: float
     policies: tuple[Policy, ...]
@@ -74,7 +79,7 @@ class Hpa:
         return self._limited(now, replicas, self._stabilized(now, replicas, wanted))
 
     def scaled(self, now: float, before: int, after: int) -> None:
-        """Record that the replicas were changed as `decide` answered."""
+        """Record that the replicas were changed to the number that `decide` returned."""
         while self._events and self._events[0][0] <= now - self._event_seconds:
             self._events.popleft()
         self._events.append((now, after - before))

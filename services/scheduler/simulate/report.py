@@ -1,4 +1,6 @@
-"""Results of simulations: tables, JSON, and a plot of stall over memory."""
+"""Results of simulations as tables, JSON, and a plot of stall time (requests waiting for loads)
+over memory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BASE: Final = "lru"
-"""The policy to which the others' stalls are relative."""
+"""The policy to which the stall times of the other policies are relative."""
 PLOT_FORMATS: Final = (".svg", ".png", ".pdf")
 
 
@@ -34,14 +36,13 @@ class SimulationRun:
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """The runs of one policy on one fleet, over all traces: means, and the stall relative to that
-    of LRU (None: LRU was not run).
-    """
+    """Means over the runs of one policy on one fleet with all traces."""
 
     fleet: SimulatedFleet
     policy: str
     stall_seconds: float
     relative_stall: float | None
+    """The stall time divided by that of BASE; None if BASE was not run."""
     miss_rate: float
     cold_loads: float
     warm_loads: float
@@ -90,12 +91,12 @@ def _row(
 
 
 def as_json(runs: Sequence[SimulationRun]) -> list[dict[str, object]]:
-    """Return every run, for programs; in bytes and seconds."""
+    """Return every run as values for JSON, in bytes and seconds."""
     return [{"trace": run.trace, "fleet": asdict(run.fleet), **asdict(run.outcome)} for run in runs]
 
 
 def as_table(runs: Sequence[SimulationRun]) -> Table:
-    """Return a table for people; the minimum stall of each fleet is green."""
+    """Return a table in which the minimum stall time of each fleet is green."""
     traces = list(dict.fromkeys(run.trace for run in runs))
     found = rows(runs)
     least = {
@@ -166,7 +167,7 @@ class ScalingRun:
 
 
 def scaling_json(runs: Sequence[ScalingRun]) -> list[dict[str, object]]:
-    """Return every run, for programs; in seconds."""
+    """Return every run as values for JSON, in seconds."""
     return [
         {"cluster": asdict(run.cluster), **asdict(outcome)}
         for run in runs
@@ -175,7 +176,7 @@ def scaling_json(runs: Sequence[ScalingRun]) -> list[dict[str, object]]:
 
 
 def scaling_table(runs: Sequence[ScalingRun]) -> Table:
-    """Return a table for people: one row for each pool."""
+    """Return a table with one row for each pool."""
     columns = (
         "start",
         "cooldown",
@@ -204,8 +205,8 @@ def scaling_table(runs: Sequence[ScalingRun]) -> Table:
 
 
 def plot(runs: Sequence[SimulationRun], path: Path) -> None:
-    """Plot the stall by policy: lines over memory if fleets differ in it, else bars. Raises
-    InvalidInput without matplotlib.
+    """Plot the stall time by policy to `path`: lines over memory if fleets differ in memory, else
+    bars. Raises InvalidInput if matplotlib is not installed.
     """
     if path.suffix.lower() not in PLOT_FORMATS:
         raise InvalidInput(

@@ -1,7 +1,7 @@
 """Runs a generative model on this machine's CPU: part of `shoal models check`.
 
-Tests that its weights fit its configuration, that token probabilities are finite, and that a text
-has the same answer alone, in a batch and twice in a batch. Does not judge the quality of
+It tests that the weights fit the configuration, that token probabilities are finite, and that the
+answer to a text does not depend on the other texts of a batch. It does not judge the quality of
 answers.
 """
 
@@ -24,6 +24,7 @@ from services.worker.check.explain import Test
 TESTED_ANSWER_TOKENS: Final = 16
 """Tokens of each answer of the self-test."""
 _SHOWN: Final = 60
+"""Maximum characters of an answer in a message."""
 
 
 def run(directory: Path, model: str, overrides: Overrides | None) -> Iterator[Test]:
@@ -61,7 +62,7 @@ def _prepared(model: Model) -> Prepared:
 
 
 def _generate(model: Model, prepared: Prepared, indices: Sequence[int]) -> list[GeneratedIds]:
-    """Generate the answers of these sequences of a job together."""
+    """Generate the answers of the sequences with these indices together, as one batch."""
     made: dict[int, GeneratedIds] = {}
     while left := [index for index in indices if index not in made]:
         outputs = model.forward(prepared.head, [prepared.sequences[index] for index in left])
@@ -81,7 +82,9 @@ def _probabilities(dtype: str, outputs: Sequence[GeneratedIds]) -> Iterator[Test
 
 
 def _answers(model: Model, prepared: Prepared, outputs: Sequence[GeneratedIds]) -> Iterator[Test]:
-    """Test the tokens and answers. The last item of the job repeats the first."""
+    """Test the generated tokens and the answers. The last item of the job repeats the first, so
+    their answers must be equal.
+    """
     tokens = sum(len(output.ids) for output in outputs)
     yield Test(
         "generate: tokens",

@@ -1,4 +1,4 @@
-"""Finds the files of a model given on the command line. Needs no mesh."""
+"""Finds the files of a model that is named on the command line, without a mesh."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def find_model(
     """Return the ID and files of a model: a directory, or an ID in the folders of SHOAL_MODELS or
     the stores of SHOAL_STORES.
 
-    Raises ShoalError.
+    Raises ShoalError if no model is found or its files cannot be fetched.
 
     Args:
-        name: The ID of a directory. Empty: its last two path components.
-        on_progress: Receives the progress of a download.
+        target: A directory or an ID.
+        name: The ID for a directory. Empty: the last two components of its path.
+        on_progress: Receives messages about the progress of a download.
     """
     path, files = Path(target), _files(settings)
     if path.is_dir():
@@ -55,7 +56,9 @@ def find_model(
 
 
 def _refuse_folder_of_models(path: Path) -> None:
-    """Refuse a folder such as `shoal up --model` takes, with the way to check its models."""
+    """Raise ModelNotFound if the path is a folder of several models, as `shoal up --model` accepts;
+    the message says how to check each of them.
+    """
     if any((path / name).is_file() for name in CONFIGS):
         return
     found = sorted(each for name in CONFIGS for each in path.glob(f"*/*/{name}"))

@@ -12,8 +12,8 @@ _Answer = TypeVar("_Answer")
 
 
 def begin(function: Callable[[], _Answer]) -> asyncio.Future[_Answer]:
-    """Run the function on a new daemon thread: a load cannot be interrupted and must not delay
-    process exit.
+    """Run the function on a new daemon thread, and return a future of its result. A daemon thread,
+    because a load cannot be interrupted and must not delay the end of the process.
     """
     return asyncio.wrap_future(begin_without_loop(function))
 
@@ -21,7 +21,7 @@ def begin(function: Callable[[], _Answer]) -> asyncio.Future[_Answer]:
 def begin_without_loop(function: Callable[[], _Answer]) -> Future[_Answer]:
     """Run the function as `begin` does, for a caller on a thread without an event loop."""
     future: Future[_Answer] = Future()
-    # So that cancelling a waiter does not cancel the future itself.
+    # Mark the future as running, so that cancelling a waiter does not cancel the future itself.
     future.set_running_or_notify_cancel()
 
     def run() -> None:

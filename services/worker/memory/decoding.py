@@ -1,9 +1,10 @@
-"""Memory of images during decoding: claims of the worker's memory, held from before the first pixel
-until the image is resized.
+"""Memory for decoding images: reservations of the worker's memory, held from before an image is
+decoded until it is resized.
 
-Used by preparing threads through `libs/models/images/memory.py`. A small image uses an allowance,
-so that it never waits for models. A large one claims memory that models leave, waits for it, and is
-refused after a timeout. Memory thus bounds the number of concurrent decodes.
+The threads that prepare jobs use it through `libs/models/images/memory.py`. A small image takes its
+memory from a fixed allowance, so that it never waits for models. A large one claims memory that
+models do not use, waits for it, and is refused after a timeout. So the available memory limits the
+number of images that are decoded at the same time.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from libs.errors import InvalidInput, NoCapacity
 from services.worker.memory.budget import Ledger, LedgerClaim, ModelSize
 
 ALLOWANCE_BYTES: Final = 128 << 20
-"""Total for all images that use the allowance, in addition to the models' memory: 8,000,000
-pixels.
+"""Bytes for all images that use the allowance, in addition to the memory of models. They suffice
+for an image of 8,000,000 pixels.
 """
 
 ACCELERATOR_ALLOWANCE_BYTES: Final = 1 << 30
-"""ALLOWANCE_BYTES with an accelerator, where the ledger of host memory is for warm models and may
-be empty.
+"""ALLOWANCE_BYTES of a worker with an accelerator. Its ledger of host memory is for warm models
+(those evicted to host memory) and may have a limit of 0.
 """
 
 MAX_WAIT_SECONDS: Final = 10.0
@@ -40,8 +41,10 @@ class DecodingMemory:
     """Reserves memory for decoding images.
 
     Args:
-        make_room: Called on the event loop with the bytes of a claim that does not fit.
-        clock: Monotonic seconds.
+        ledger: The memory of models, of which a large image claims a part.
+        allowance_bytes: Bytes for all images that make no claim.
+        free_memory: Called on the event loop with the bytes of a claim that does not fit.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -64,13 +67,15 @@ class DecodingMemory:
 
     @contextmanager
     def reserve(self, needed: int, field: str, *, check: Callable[[], None]) -> Iterator[None]:
-        """Hold `needed` bytes, after waiting for them on the calling thread.
+        """Reserve memory within the context. Blocks the calling thread until it is available.
 
-        Raises InvalidInput if this worker can never have them, NoCapacity if they are not free
-        within MAX_WAIT_SECONDS, and whatever `check` raises, which is called during the wait.
+        Raises InvalidInput if this worker can never have as much, NoCapacity if it is not free
+        within MAX_WAIT_SECONDS, and the errors of `check`.
 
         Args:
-            field: The item's path, for errors.
+            needed: Bytes.
+            field: The item's path in the request, for errors.
+            check: Called regularly during the wait; raises if the job was cancelled.
         """
         if needed > max(self._allowance, self._ledger.limit_bytes):
             raise InvalidInput(

@@ -1,8 +1,8 @@
-"""Warm models: evicted from the device to host memory, from where they return without a read from
-disk.
+"""Warm models, which were evicted from the device to host memory and return from there without a
+read from disk.
 
-Not on the request path: `space.py` evicts models to it, `loading.py` resumes them. Event loop
-only.
+Not on the request path: `space.py` evicts models to host memory, `loading.py` returns them to the
+device. Call everything here on the event loop.
 """
 
 from __future__ import annotations
@@ -31,8 +31,18 @@ def _nothing(needed: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class Warm:
-    """A model in host memory. `load_seconds` is of its load from disk; `uses` and `floor` are as in
-    Resident.
+    """A model in host memory.
+
+    Attributes:
+        parked: The weights in host memory.
+        copy: The files on disk.
+        host: The reservation of host memory; None while the model returns to a device that shares
+            the host's memory.
+        load_seconds: Duration of its last load from disk.
+        last_used: Seconds of the worker's monotonic clock.
+        uses: As in Resident.
+        floor: As in Resident.
+        identity: The identity of its vectors, as in Resident.
     """
 
     name: str
@@ -40,18 +50,20 @@ class Warm:
     copy: Copy
     size: ModelSize
     host: LedgerClaim | None
-    """None while the model returns to a device that shares the host's memory."""
     load_seconds: float
     last_used: float
     uses: int
     floor: float
     identity: EmbeddingIdentity | None
-    """The identity of its vectors, as in Resident."""
 
 
 class HostMemory:
-    """Host memory for warm models and for host copies of resident ones. `changed` is called when a
-    warm model is dropped.
+    """Host memory for warm models and for host copies of resident ones.
+
+    Args:
+        policy: Values models; those of the lowest value are dropped first.
+        clock: Returns monotonic seconds.
+        changed: Called when a warm model is dropped.
     """
 
     def __init__(
@@ -89,8 +101,11 @@ class HostMemory:
         return self._ledger.used_bytes
 
     def reserve(self, model: str, needed: int, like: Resident | Warm) -> LedgerClaim | None:
-        """Reserve memory, dropping warm models of lower value than this one (`like`). Return None
-        if that is not enough.
+        """Reserve `needed` bytes for a model, and drop warm models of lower value if necessary.
+        Return None if that does not free enough.
+
+        Args:
+            like: The entry of the model, from which its value is computed.
         """
         self.give_back(self._ledger.missing(ModelSize(needed)))
         missing = self._ledger.missing(ModelSize(needed))
@@ -113,12 +128,14 @@ class HostMemory:
             warm.host = None
 
     def take(self, warm: Warm) -> Warm:
-        """Remove a warm model. The caller makes it resident, puts it back or forgets it."""
+        """Remove and return a warm model. The caller must make it resident, or pass it to
+        `put_back` or `forget`.
+        """
         return self.models.pop(warm.name)
 
     def put_back(self, warm: Warm) -> None:
-        """Make a model warm again that did not become resident. Forget it if its memory was
-        released.
+        """Return a model of `take` that did not become resident to the warm ones. Forget it if its
+        memory was released.
         """
         if warm.host is None:
             self.forget(warm)
@@ -146,13 +163,13 @@ class HostMemory:
         return bool(candidates) and self.drop(min(candidates, key=self._policy).name)
 
     def add_resume(self, warm: Warm, seconds: float) -> None:
-        """Add a measurement: how long a model took to return to the device."""
+        """Record how many seconds a model took to return to the device."""
         self._resumed_bytes += warm.size.bytes
         self._resumed_seconds += seconds
 
     def resume_seconds(self, size: int) -> float | None:
-        """Return how long a model of `size` bytes takes to return, at the rate measured over all
-        models.
+        """Return the seconds that a model of `size` bytes takes to return to the device, at the
+        bytes per second measured over all models.
 
         Return None if it does not fit in host memory, or nothing was measured yet.
         """

@@ -1,6 +1,6 @@
-"""The heartbeat entry of each model, by the model's state.
+"""Build the heartbeat entry of each model, by the model's state.
 
-Not on the request path: `residency.py` has the models, `heartbeat.py` sends the entries.
+Not on the request path: `residency.py` tracks the models, `heartbeat.py` sends the entries.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ def warm(
 
 
 def resident(entry: ResidentModel, item_bytes: int, now: float) -> worker_pb2.WorkerModel:
-    """Report a resident model. `item_bytes` is the size of a weight if the card has no data
-    type.
+    """Report a resident model. `item_bytes` is the bytes of a weight (a key of DATA_TYPES), from
+    which the data type is derived if the card has none. `now` is in seconds of the worker's
+    monotonic clock.
     """
     one = entry.resident
     meter, size = one.meter, one.model.bytes

@@ -15,6 +15,7 @@ from services.worker.memory.images import ImageOutputs
 from services.worker.scheduling.meter import Meter
 
 REPORT_FAILURE_SECONDS: Final = 60.0
+"""Time for which heartbeats report a failed load of an adapter."""
 
 UNUSED_SECONDS: Final = 1.0
 """Time for which a newly loaded, unused adapter is protected from eviction. Otherwise two adapters
@@ -24,7 +25,7 @@ could evict each other forever (thrashing).
 
 @dataclass(slots=True, eq=False)
 class LoadedAdapter:
-    """A loaded adapter. Times are seconds of the worker's monotonic clock."""
+    """A loaded LoRA adapter. Times are seconds of the worker's monotonic clock."""
 
     bytes: int
     loaded_at: float
@@ -55,10 +56,10 @@ class AdapterCache:
     entries: dict[str, LoadedAdapter] = field(default_factory=dict)
     loading: set[str] = field(default_factory=set)
     arriving: int = 0
-    """Number of those in `loading` that have a slot and are being read."""
+    """Number of adapters of `loading` that have a slot and are being read from disk."""
     failed: dict[str, Failed] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when something changes that a load may be waiting for."""
+    """Set when a change may let a waiting load of an adapter continue."""
     plain_used: float = 0.0
     """The time at which jobs without an adapter were last pulled."""
 
@@ -72,7 +73,7 @@ class AdapterCache:
         return sum(not entry.is_own for entry in self.entries.values())
 
     def names(self) -> list[str]:
-        """Return the adapters that take new work, sorted."""
+        """Return the names of the adapters that take new work, sorted."""
         return sorted(name for name, entry in self.entries.items() if not entry.leaving)
 
     def lanes(self) -> list[str]:
@@ -180,8 +181,8 @@ class Resident:
     graph_bytes: int = 0
     """Bytes of its CUDA graphs, a part of its claim on the device."""
     turn: float = 0.0
-    """The model's virtual time in the batcher (device time received). The least-served model is
-    next.
+    """The model's virtual time in the batcher, in seconds of device time received. The model with
+    the lowest virtual time is next.
     """
     meter: Meter = field(default_factory=Meter)
     adapters: AdapterCache = field(default_factory=AdapterCache)
@@ -191,8 +192,9 @@ class Resident:
     """Makes the ids of its vectors; None if its files were not hashed."""
 
     def embedding_id(self, work: EncodeWork, expected: str) -> str:
-        """Return the id of the vectors of a job. Raises EmbeddingIdMismatch unless it is the
-        expected one. Any thread, while a job of its adapter is held.
+        """Return the id of the vectors of a job. Raises EmbeddingIdMismatch if `expected` is set
+        and
+        differs. Any thread may call this while a job of the adapter is held.
         """
         if self.identity is None:
             reason = (

@@ -1,5 +1,4 @@
-"""Memory for models on the device and for warm ones in host memory: reserves it for loads, and
-evicts models.
+"""Reserves memory for models on the device and for warm ones in host memory, and evicts models.
 
 Not on the request path; used by `residency.py`. `loading.py` reserves memory here and registers the
 models it has loaded; `host.py` keeps the warm models. Models are evicted in two steps, so that no
@@ -49,12 +48,12 @@ from services.worker.scheduling.meter import Meter
 log = logging.getLogger(__name__)
 
 _RECHECK_SECONDS: Final = 0.05
-"""Interval at which a waiting load rechecks when only its waiting time, on which eviction also
-depends, has changed.
+"""Interval at which a waiting load checks again whether it may evict models: the permission also
+depends on its waiting time.
 """
 
 _COMPUTING_SECONDS: Final = 0.002
-"""Interval at which an eviction checks whether the last batch of a model without jobs is over."""
+"""Interval at which an eviction checks whether the last batch of a model without jobs has ended."""
 
 _PATIENCE_SECONDS: Final = 60.0
 """A load that has waited this long may evict any unpinned model, however much work that model
@@ -86,13 +85,15 @@ class ResidentModel:
 
 
 class Space:
-    """Device and host memory. If `device` shares the host's memory, a warm model is a resident one
-    that is not served.
+    """Device and host memory. If `device` shares the host's memory (a CPU), a warm model stays
+    where it is and is only not served.
 
     Args:
-        wait_seconds: How long a load may wait for memory once it is first in the queue.
-        clock: Monotonic seconds.
+        policy: Values models; those of the lowest value are evicted first.
+        wait_seconds: The maximum time that a load waits for memory after it is first in the queue.
+        clock: Returns monotonic seconds.
         changed: Called when a model changes its state.
+        image_cache_bytes: Maximum bytes of cached outputs of images; 0: no cache.
     """
 
     def __init__(
@@ -156,10 +157,13 @@ class Space:
         )
 
     def _make_decoding_room(self, needed: int) -> None:
-        """Free host memory for decoding an image of `needed` bytes, cheapest first: cached outputs,
-        a warm model, or an idle model where models are in host memory.
+        """Free host memory for decoding an image that needs `needed` bytes, the cheapest first:
 
-        Frees one model at a time; the image asks again.
+        1. cached outputs of images;
+        2. with an accelerator, the warm model of the lowest value;
+        3. without one, the idle model of the lowest value.
+
+        At most one model is freed by a call, because a waiting image calls this again.
         """
         ledger = self.device_memory if self._shares_memory else self.host.ledger
         if ledger.missing(ModelSize(needed)) <= 0 or self.images.give_back(
@@ -175,18 +179,18 @@ class Space:
 
     @property
     def reclaimable_bytes(self) -> int:
-        """Claimed device memory that `free_memory` can free."""
+        """Return the bytes of claimed device memory that `free_memory` can free."""
         return self.images.granted_bytes if self._shares_memory else 0
 
     @property
     def reclaimable_host_bytes(self) -> int:
-        """Claimed host memory that is freed before a warm model is dropped."""
+        """Return the bytes of claimed host memory that are freed before a warm model is dropped."""
         return 0 if self._shares_memory else self.images.granted_bytes
 
-    # What policies see
+    # Input of the eviction policies
 
     def candidate(self, entry: ResidentModel) -> Candidate:
-        """Return a resident model as the eviction policies and rules see it."""
+        """Return the properties of a resident model that eviction policies and rules use."""
         one, now = entry.resident, self._clock()
         return Candidate(
             one.name,
@@ -218,8 +222,8 @@ class Space:
         )
 
     def _waiting_seconds(self, model: str, size: int, held_tokens: float = 0.0) -> float:
-        """Return how long the device takes for the queued and held tokens of a model of `size`
-        bytes.
+        """Return the seconds that the device needs for the queued tokens of a model of `size` bytes
+        and for `held_tokens`.
         """
         tokens = self.backlog.get(model, 0) + held_tokens
         meter = self.meters.get(model)
@@ -246,10 +250,11 @@ class Space:
     # Memory for loads
 
     async def reserve(self, request: MemoryRequest, warm: Warm | None = None) -> LedgerClaim:
-        """Evict models until the request fits, and reserve its memory, in order of requests.
+        """Evict models until the request fits, and reserve its memory. Requests wait in their
+        order.
 
-        Raises ModelBroken with the numbers if the request can never fit, and NoCapacity if it does
-        not fit within `wait_seconds`.
+        Raises ModelBroken if the request can never fit, and NoCapacity if it does not fit within
+        `wait_seconds`.
 
         Args:
             warm: The model's copy in host memory, if it has one.
@@ -263,8 +268,8 @@ class Space:
                         await self.graphs.shed()
                     self._check_fits(request)
                     if warm is not None and self._shares_memory:
-                        # The claim on the device covers the same memory, and models evicted for
-                        # this one may take its place in host memory.
+                        # The claim on the device covers the same memory, so models evicted for this
+                        # one may use the memory of its former claim.
                         self.host.release_warm(warm)
                     claim = self.device_memory.claim(request.name, request.size)
                     if claim is not None:
@@ -352,8 +357,8 @@ class Space:
     # Eviction
 
     def evict(self, resident: Resident, *, to_host: bool = True) -> asyncio.Task[None]:
-        """Start evicting a model. It takes no new work, and leaves the device after its last job,
-        for host memory if that has room and `to_host`.
+        """Start evicting a model, and return the task. The model takes no new work and leaves the
+        device after its last job. With `to_host` it moves to host memory if that has space.
         """
         resident.leaving = True
         task = self._tasks.start(self._unload(resident.name, resident.drained, to_host=to_host))
@@ -369,7 +374,7 @@ class Space:
         self.images.forget(model, self.models[model].resident.model)
         size = self.models[model].device.size.bytes
         warm = await self._park(self.models[model]) if to_host else None
-        # From here on this task holds no reference to the model, so dropping it frees its memory.
+        # This task must hold no reference to the model from here on, so that its memory is freed.
         entry = self.models.pop(model)
         self.graphs.forget(model)
         claim = entry.device
@@ -424,10 +429,13 @@ class Space:
         )
 
     async def relieve(self, keep: str) -> bool:
-        """Free device memory: all CUDA graphs, else cached outputs or a warm model where memory is
-        shared, else an idle, unpinned model other than `keep`.
+        """Free device memory after an allocation failed. Return whether anything was freed.
 
-        Return whether anything was freed.
+        The first of these that exists is freed:
+
+        1. all CUDA graphs;
+        2. if the device shares the host's memory: cached outputs, or a warm model;
+        3. an idle, unpinned model other than `keep`.
         """
         if await self.graphs.shed():
             return True
@@ -465,7 +473,13 @@ class Space:
         load_seconds: float,
         activation: float,
     ) -> Resident:
-        """Make a loaded model resident."""
+        """Make a loaded model resident.
+
+        Args:
+            claim: The memory reserved for it.
+            load_seconds: Duration of its load.
+            activation: Activation bytes per token of a forward pass.
+        """
         resident = self._resident(claim.name, model, load_seconds, activation)
         entry = ResidentModel(resident, copy, claim)
         if model.host_bytes:
@@ -479,7 +493,9 @@ class Space:
     def readmit(
         self, warm: Warm, model: Model, claim: LedgerClaim, *, seconds: float, activation: float
     ) -> Resident:
-        """Make a warm model resident again. `seconds` is how long resuming it took."""
+        """Make a warm model resident again. `seconds` is the time that its return to the device
+        took; the other arguments are as in `admit`.
+        """
         self.host.add_resume(warm, seconds)
         resident = self._resident(warm.name, model, warm.load_seconds, activation)
         if not model.host_bytes:
@@ -508,10 +524,10 @@ class Space:
 
 
 def _computes_nothing(model: str) -> bool:
-    """Default of `Space.is_computing`."""
+    """The default of `Space.is_computing`, before `Residency.watch_device` sets it."""
     return False
 
 
 def _is_idle(one: Candidate) -> bool:
-    """Return whether a model may be evicted now."""
+    """Return whether a model can be evicted without delaying any work."""
     return not (one.pinned or one.leaving or one.is_busy)

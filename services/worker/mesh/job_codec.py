@@ -1,6 +1,7 @@
-"""Converts the messages of jobs to work. Pure.
+"""Converts the protobuf messages of jobs to the dataclasses of work
+(libs/models/interface/work.py). Pure.
 
-`read_job` and `to_work` run right after a Pull.
+A worker calls `read_job` and `to_work` for each job that it pulls.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ def read_job(payload: bytes) -> worker_pb2.Job:
 
 
 def to_work(job: worker_pb2.Job, *, scope: str | None = None) -> Work:
-    """Convert the job's operation from protobuf. `scope` is the `Part.scope` of its images.
+    """Convert the operation of a job. `scope` is the `Part.scope` of its images.
 
-    Raises InvalidInput or TaskNotSupported with a path relative to the job's first item.
+    Raises InvalidInput or TaskNotSupported. Paths of fields in errors count items from the first
+    one of the job, which may be a part of a request.
     """
     match job.WhichOneof("operation"):
         case "encode":
@@ -279,7 +281,9 @@ def _sampling(sampling: inference_pb2.Sampling) -> Sampling:
 
 
 def _seed(item: inference_pb2.Item, job_id: str, index: int) -> bytes:
-    """Return the item's seed, or one derived from the job, which is the same on any worker."""
+    """Return the item's seed, or one derived from the job and the item's index, so that every
+    worker generates the same text.
+    """
     if item.HasField("seed"):
         return item.seed.to_bytes(8, "little")
     return blake2b(f"{index} {job_id}".encode(), digest_size=16).digest()
@@ -332,7 +336,9 @@ def _threshold(
 
 
 def _texts(items: Iterable[inference_pb2.Item], field: str, *, given: bool = False) -> list[str]:
-    """Return the texts of a task for texts. `given`: the task accepts entities."""
+    """Return the texts of items for a task that reads only texts. With `given`, the task also
+    accepts entities as input.
+    """
     texts = []
     for index, item in enumerate(items):
         content = _content(item, f"{field}[{index}]", given=given)
@@ -363,7 +369,7 @@ def _contents(
 def _content(
     item: inference_pb2.Item, field: str, scope: str | None = None, *, given: bool = False
 ) -> str | Parts:
-    """Return an item's text or parts. `given`: the task accepts entities."""
+    """Return an item's text or parts. With `given`, the task also accepts entities as input."""
     if item.entities and not given:
         raise InvalidInput(
             f"{field}.entities may be given for the task relations only", field=f"{field}.entities"
@@ -404,7 +410,7 @@ def _given(items: Sequence[inference_pb2.Item]) -> tuple[tuple[Given, ...], ...]
 def _word_or(
     unset: _Unset, table: Mapping[_Value, _Word], value: _Value, field: str
 ) -> _Word | _Unset:
-    """Return the word of a value, or `unset` for the unspecified one."""
+    """Return the word of an enum's value, or `unset` for the value 0 (unspecified)."""
     return _word(table, value, field) if value else unset
 
 

@@ -1,5 +1,5 @@
-"""Runs one batch through a model with and without torch's profiler, for the time of each part and
-the profiler's overhead.
+"""Runs one batch through a model with and without torch's profiler, to measure the time of each
+part and the overhead of the profiler.
 """
 
 from __future__ import annotations
@@ -25,11 +25,16 @@ from services.worker.profile.trace import FORWARD, Forward, Part, forwards, read
 from services.worker.settings import Settings
 
 _WARM_RUNS: Final = 3
+"""Forward passes before the measured ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileBatch:
-    """The input of a forward pass: a job about as large as the maximum batch."""
+    """The input of a forward pass: a job about as large as the maximum batch.
+
+    Attributes:
+        tokens: Tokens of the whole job.
+    """
 
     texts: list[str]
     work: Work
@@ -38,7 +43,7 @@ class ProfileBatch:
 
 @dataclass(frozen=True, slots=True)
 class ForwardProfile:
-    """Timings of forward passes."""
+    """Timings of forward passes, in seconds."""
 
     model: str
     device: str
@@ -53,8 +58,9 @@ class ForwardProfile:
     plain_seconds: float
     """The median forward pass without the profiler."""
     parts: Mapping[Part, float]
-    """Parts of the median profiled pass, as in `trace.py`."""
+    """Seconds of each part of the median profiled pass, as in `trace.py`."""
     inside: Mapping[Part, Mapping[str, float]]
+    """Seconds of torch's operators within each part, by name."""
     prepare_seconds: float
     """Tokenising before the pass, which a worker does on other threads."""
     finish_seconds: float
@@ -62,12 +68,12 @@ class ForwardProfile:
 
     @property
     def covered(self) -> float:
-        """Sum of the parts as a share of the whole pass."""
+        """Return the sum of the parts as a share (0..1) of the whole pass."""
         return sum(self.parts.values()) / self.seconds
 
     @property
     def overhead(self) -> float:
-        """Time that the profiler adds, as a share of a pass without it."""
+        """Return the time that the profiler adds, as a share of a pass without it."""
         return self.seconds / self.plain_seconds - 1
 
 
@@ -89,7 +95,9 @@ def load(settings: Settings, model: str, copy: Copy) -> tuple[PackedModel, str, 
 def fill(
     model: PackedModel, texts: Iterator[str], most_tokens: int, most_texts: int
 ) -> ProfileBatch:
-    """Fill a batch for the model's first task with texts, in order, at least one."""
+    """Return a batch for the model's first task, filled with texts in their order, at least one, up
+    to `most_tokens` tokens and `most_texts` texts.
+    """
     taken: list[str] = []
     tokens = 0
     for text in texts:

@@ -28,7 +28,8 @@ from services.worker.profile.trace import NATIVE, PREFIX, Part
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The inner range counts: a projection within `project` is GEMM, a norm within an embedding is norm.
+# Time within nested ranges counts for the innermost one: a projection within `project` is GEMM, and
+# a norm within an embedding is norm.
 _METHODS: Final[tuple[tuple[type[nn.Module], Part, tuple[str, ...]], ...]] = (
     (PackedLinear, "GEMM", ("forward", "add")),
     (HeadLinear, "GEMM", ("forward",)),

@@ -1,8 +1,8 @@
-"""Generated texts for profiling without input, with the lengths of everyday embedding traffic, as
+"""Generated texts for profiling without input, with the lengths of typical embedding requests, as
 in the benchmarks.
 
-Log-normal, median 36.5 tokens, sigma 0.82. The words are common ones of about one token; their
-choice hardly affects a forward pass.
+Lengths are log-normal with a median of 36.5 tokens and a sigma of 0.82. The words are common ones
+of about one token each; which words are chosen hardly affects the time of a forward pass.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 MEDIAN_WORDS: Final = 34.5
-"""36.5 tokens, with two special tokens."""
+"""The median length in words: 36.5 tokens with the two special tokens."""
 SIGMA: Final = 0.82
 MAX_WORDS: Final = 254
 

@@ -15,15 +15,15 @@ State = Mapping[str, Tensor]
 
 
 class Connector(nn.Module):
-    """A connector of an image encoder to a text encoder.
-
-    Args:
-        hidden: [patches, hidden] of all images in turn.
-        grids: Rows and columns of each image's patches.
-    """
+    """A connector of an image encoder to a text encoder."""
 
     def forward(self, hidden: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """Return [rows, hidden of the text encoder]."""
+        """Return [rows, hidden of the text encoder].
+
+        Args:
+            hidden: [patches, hidden of the image encoder] of all images in turn.
+            grids: Rows and columns of each image's patches.
+        """
         raise NotImplementedError
 
 

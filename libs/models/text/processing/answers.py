@@ -48,7 +48,7 @@ def token_rows(
 
     Args:
         rows: [tokens, dimensions] of each item, only returned tokens.
-        go_on: Called before each item is pooled.
+        check_cancelled: Called before each item is pooled; raises if the job was cancelled.
     """
     values = np.concatenate(rows)
     normalize = card.normalize if work.normalize is None else work.normalize

@@ -1,5 +1,5 @@
-"""The choice of a request's answers: sampling, stop strings, their number, and log probabilities.
-Pure.
+"""Options that decide the answers of a generation request: sampling, stop strings, number of
+answers, and log probabilities. Pure.
 """
 
 from __future__ import annotations
@@ -32,12 +32,16 @@ SAMPLING: Final = (
 
 @dataclass(frozen=True, slots=True)
 class AnswerChoices:
-    """The choice of answers.
+    """Options that decide the answers.
 
     Attributes:
-        sampling: Values by Shoal's names.
-        names: The caller's names of fields by Shoal's.
+        sampling: Values by the names of `SAMPLING`; None: the model's default.
+        names: The caller's name of each field, by Shoal's name.
+        seed: Makes sampling reproducible; answer i of a prompt uses `seed` + i.
+        stop: Strings that end an answer.
         count: The number of answers per prompt.
+        top_logprobs: The number of most probable tokens to return at each position; None: no log
+            probabilities.
     """
 
     sampling: Mapping[str, float | None] = field(default_factory=dict)
@@ -48,8 +52,8 @@ class AnswerChoices:
     top_logprobs: int | None = None
 
     def fill(self, task: pb.TextTask) -> None:
-        """Set the fields of a task. Raises HttpError for values that do not fit; routers check the
-        ranges.
+        """Set the fields of a task. Raises HttpError for values that do not fit into a field;
+        routers check the ranges.
         """
         for name, value in self.sampling.items():
             if value is None or (name == "top_k" and value == -1):  # in vLLM -1 means all
@@ -75,8 +79,8 @@ class AnswerChoices:
             task.top_logprobs = self.top_logprobs
 
     def items(self, items: Sequence[pb.Item]) -> list[pb.Item]:
-        """Return a copy of each item per answer, with the answer's seed. Raises HttpError if the
-        copies exceed MAX_COPIES_BYTES.
+        """Return `count` copies of each item, each with the seed of its answer. Raises HttpError if
+        they exceed MAX_COPIES_BYTES.
         """
         size = self.count * sum(item.ByteSize() for item in items)
         if self.count > 1 and size > MAX_COPIES_BYTES:
@@ -116,7 +120,7 @@ class AnswerChoices:
 
 
 def list_stops(stop: str | Sequence[str] | None) -> Sequence[str]:
-    """Return a list of one or several stop strings."""
+    """Return the stop strings as a list, because OpenAI's API also accepts a single string."""
     return (
         ([stop] if stop else []) if isinstance(stop, str) else [each for each in stop or () if each]
     )
@@ -128,7 +132,9 @@ def sampling_fields(request: Any) -> dict[str, float | None]:
 
 
 def count_of_answers(count: int | None, best_of: int | None) -> int:
-    """Return the number of answers. Raises HttpError."""
+    """Return the number of answers. Raises HttpError if it is out of range, or if `best_of`
+    is another number.
+    """
     count = 1 if count is None else count
     if not 1 <= count <= MAX_ANSWERS:
         raise invalid(f"n is {count}; it must be within 1 and {MAX_ANSWERS}", "n")

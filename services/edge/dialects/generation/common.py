@@ -1,5 +1,5 @@
-"""The shared parts of generation APIs: the request for one text, and its text as it is streamed.
-Pure.
+"""The shared parts of the generation APIs (OpenAI, Ollama): the request for a text, and the text
+while it is streamed. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from services.edge.messages.names import AliasTarget
 from services.edge.messages.reading import image_part, plain_text_item, read_count
 
 MAX_TOKENS: Final = 4096
-"""The maximum of `TextTask.max_tokens`."""
+"""The maximum of `TextTask.max_tokens`, which limits generated tokens."""
 SYSTEM: Final = ("system", "developer")
 TOOL: Final = "tool"
 _VALUES: Final = "chat_template_kwargs"
@@ -53,7 +53,7 @@ class ConversationTurn:
         role: The speaker.
         texts: The contents.
         field: The path of the message.
-        calls: Functions that an assistant called.
+        calls: The name and the arguments (JSON) of functions that an assistant called.
     """
 
     role: str
@@ -85,9 +85,9 @@ class Tools:
 
     Attributes:
         functions: The definitions.
-        required: The model must call one.
-        name: The function to call, if `required` names one.
-        single: The model may call at most one.
+        required: The model must call a function.
+        name: The only function that it may call; empty: any.
+        single: The model may call at most one function.
     """
 
     functions: Sequence[Any] = ()
@@ -101,8 +101,11 @@ class GenerationRequest:
     """The request for one generated text.
 
     Attributes:
-        max_tokens: The maximum number of tokens, and the field that sets it.
-        schema: A JSON Schema, and the field that sets it.
+        max_tokens: The maximum number of generated tokens (None: the default), and the path of the
+            field that sets it.
+        schema: A JSON Schema that the text must match (None: none), and the path of the field that
+            sets it.
+        template_values: Additional values for the model's chat template.
     """
 
     target_model: AliasTarget
@@ -149,7 +152,7 @@ class GenerationRequest:
         )
 
     def fields(self) -> Fields:
-        """Return the caller's names of Shoal's fields."""
+        """Return the caller's name of each Shoal field, for error messages."""
         system, user, turns = (
             self.conversation.system,
             self.conversation.user,
@@ -224,8 +227,8 @@ def build_conversation(
     """Return the conversation of all messages.
 
     Args:
-        messages: The roles and contents.
-        calls: Functions called in a message, by its index.
+        messages: The role and the contents of each message.
+        calls: Functions called in a message, by the message's index.
 
     Raises HttpError unless the last message is the user's or a tool's, and no other one has images.
     """
@@ -299,7 +302,7 @@ class StreamedText:
 
     def _unsent(self, text: str) -> str:
         if self._sent.startswith(text):
-            return ""  # a regenerated part of the sent text
+            return ""  # a part of the text that was already sent
         if not text.startswith(self._sent):
             raise _different_text_error()
         unsent = text[len(self._sent) :]
@@ -316,8 +319,8 @@ def _different_text_error() -> HttpError:
 
 
 def encode_line(content: object) -> bytes:
-    """Return JSON without line separators: Python's `str.splitlines`, which Ollama's client uses,
-    also splits at U+0085, U+2028 and U+2029.
+    """Return JSON in which U+0085, U+2028 and U+2029 are escaped: Python's `str.splitlines`, which
+    Ollama's client uses, splits lines there too.
     """
     line = encode_json(content)
     for character, escaped in _LINE_ENDS:
@@ -331,5 +334,5 @@ def is_last(reply: pb.ExtractStreamResponse) -> bool:
 
 
 def is_cut(result: pb.Extraction) -> bool:
-    """Return whether the text was cut at its maximum number of tokens."""
+    """Return whether generation ended because the text reached its maximum number of tokens."""
     return result.finish_reason == _LENGTH

@@ -1,9 +1,9 @@
 """Validate the division of texts into chunks, and estimate its cost. Pure.
 
-A worker knows the number of a text's chunks once it has tokenised it; routers have no tokenizer. So
-their number is estimated from the text's bytes, as its tokens are, and a worker refuses items with
-too many. Routers do not read documents either: their text is estimated from their bytes and pages
-(`libs/documents/text_size.py`), and no document is refused by an estimate of it alone.
+Routers have no tokenizer, so they estimate the tokens and the chunks of a text from its bytes; a
+worker, which tokenises the text, refuses items with too many chunks. Routers do not read documents
+either: they estimate the text from bytes and pages (`libs/documents/text_size.py`), and never
+refuse a document because of such an estimate alone.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from libs.errors import InvalidInput
 from services.router.admission.validation import limits
 
 DEFAULT_CHUNK_TOKENS: Final = 512
-"""Tokens of a chunk by default: the worker's own default
+"""Tokens of a chunk by default. It must equal the worker's default
 (libs/models/text/processing/chunking/dividing.py).
 """
 BYTES_PER_TOKEN: Final = 4
-"""Bytes of a token; most languages are close to this."""
+"""Assumed bytes of a token, which is about right for most languages."""
 
 
 _TOO_LONG: Final = (
@@ -31,19 +31,19 @@ _TOO_LONG: Final = (
     f"{limits.DIVIDED.number}, or its parts as items"
 )
 POOLING_DIVISOR: Final = 4
-"""Pooling a token's state again, for late chunks that overlap, is charged at this fraction (1/4) of
-reading it.
+"""A token that belongs to another, overlapping late chunk is pooled again but not read again by the
+model. This is charged at 1/POOLING_DIVISOR of the cost of reading it.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkedItem:
-    """The cost of an item with chunks: bytes that the model reads, and the estimated number of its
-    chunks.
-    """
+    """The estimated cost of an item that is divided into chunks."""
 
     bytes: int
+    """Bytes of text that the model reads."""
     chunks: int
+    """Number of chunks."""
     budget: TextBudget = NO_TEXT
     """The budget of a document's text."""
 
@@ -53,10 +53,10 @@ class _Documents:
     """The documents of a request.
 
     Attributes:
-        files: The files that they share.
-        count: Their number.
-        unknown_pages: Pages that may be read of each document without a last page: an equal share
-            of those that a request may have, after the others have theirs.
+        files: The files to which documents may refer by index.
+        count: The number of documents.
+        unknown_pages: The maximum pages of each document without a given last page. Such
+            documents divide equally the pages of a request that the other documents leave.
     """
 
     files: Sequence[bytes]
@@ -64,7 +64,7 @@ class _Documents:
     unknown_pages: int
 
     def budget(self, document: pb.Document) -> TextBudget:
-        """Return the pages and the text that a document may have. `requests.py` has checked it."""
+        """Return the maximum pages and text of a document, which `requests.py` has checked."""
         return text_budget(self._data(document), self._pages(document), self.count)
 
     def text_bytes(self, document: pb.Document) -> int:
@@ -80,7 +80,7 @@ class _Documents:
 
 
 def check(request: pb.EncodeRequest, *, has_token_vectors: bool) -> list[ChunkedItem]:
-    """Validate the chunking. Raises InvalidInput.
+    """Validate the chunking of a request, and return the cost of each item. Raises InvalidInput.
 
     Args:
         has_token_vectors: The answer has a vector for each token of each chunk.
@@ -219,8 +219,14 @@ def _pages(document: pb.Document) -> int:
 def _spanned(
     spans: Sequence[pb.Span], path: str, characters: int, size: int, *, is_late: bool
 ) -> int:
-    """Return the bytes of all spans with their contexts, as if all characters of the text had
-    equally many. Raises InvalidInput.
+    """Return the bytes of all spans (`start`:`end` in characters) with their contexts. Bytes are
+    counted as if all characters of the text had the same size. Raises InvalidInput for a span
+    outside the text.
+
+    Args:
+        path: The path of the spans in the request, for errors.
+        characters: Characters of the text.
+        size: Bytes of the text.
     """
     covered = contexts = 0
     for index, span in enumerate(spans):

@@ -1,9 +1,9 @@
 """Validate requests (protos/shoal/v1/inference.proto). Pure: the message and the model's card in,
 sizes out.
 
-A request's first step in the router, once `routes.py` has chosen its lane. Every error that can be
-found without a tokenizer is refused here, with the path of its field. Rules that depend on the
-model are checked here if its card is known, otherwise by the worker.
+This is a request's first step in the router, after `routes.py` has chosen its lane. Every error
+that can be found without a tokenizer is found here and reported with the path of its field. Rules
+that depend on the model are checked here if the model's card is known, otherwise by the worker.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ from services.router.admission.validation import (
 from services.router.admission.validation.sizes import NO_IMAGES, ImageSizes, Sizes
 
 _EMPTY_ITEM_BYTES: Final = 2
-"""Size of an item with an empty content: tag and length."""
+"""Serialised size of an item with an empty content: protobuf's tag and length."""
 
 TEXT_LAYER_TOKENS: Final = 16
-"""Price of a page if only its text layer is read: some milliseconds of CPU, none of the device."""
+"""The price in tokens of a page if only its text layer is read, which takes a few milliseconds of
+CPU and no time of the device.
+"""
 
 Card = models_pb2.ModelCard
 Task = models_pb2.Task
@@ -46,7 +48,7 @@ Task = models_pb2.Task
 
 @dataclass(frozen=True, slots=True)
 class _Items:
-    """The sizes of items, and their images by index."""
+    """The sizes of items in bytes of text, and the images of items by index."""
 
     sizes: list[int]
     images: dict[int, ImageSizes]
@@ -139,7 +141,7 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
     documents = _check_items(request.documents, "documents", card, files)
     shared = files.read("documents", [shown, *documents.images.values()])
     shown = ImageSizes(shown.bytes + shared.bytes, shown.tokens, shown.pages)
-    # A cross-encoder reads the query with every document; a model with vectors reads it once a job.
+    # A cross-encoder reads the query with every document; an embedding model reads it once per job.
     reads_pairs = card is None or not card.representations
     sizes = Sizes(documents.sizes, images=documents.images, per_job_images=shown)
     sizes = (
@@ -190,7 +192,7 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     shared = files.read("items", items.images.values())
     if task == "text" and request.text.text_layer == pb.TextTask.TEXT_LAYER_ONLY:
         items.images.update({index: _price_text_layers(own) for index, own in items.images.items()})
-    if _generates_regions(request, card):  # each image is read with each label
+    if _generates_regions(request, card):  # the model reads each image once per label
         items.images.update(
             {
                 index: replace(own, tokens=own.tokens * len(labels))
@@ -218,8 +220,10 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
 
 
 def _check_structure(request: pb.ExtractRequest, card: Card | None) -> Sizes:
-    """Check a schema. It precedes each text, and an answer repeats its names, those of relations
-    and fields for each instance.
+    """Check a structure task and return its sizes.
+
+    The model reads the schema before each text. An answer repeats the names of the schema for each
+    item, and those of relations and fields for each instance found. Raises InvalidInput.
     """
     size, answered = schemas.check(request.structure)
     files = _check_files(request.files)
@@ -231,8 +235,8 @@ def _check_structure(request: pb.ExtractRequest, card: Card | None) -> Sizes:
 
 
 def _check_generated(request: pb.ExtractRequest, card: Card | None, items: _Items) -> Sequence[int]:
-    """Return the tokens that a model may generate for each item. Raises InvalidInput if they are
-    too many.
+    """Return the maximum number of tokens that a model may generate for each item; empty if it
+    generates none. Raises InvalidInput if the total is too large.
     """
     texts = [items.images.get(index, NO_IMAGES).pages or 1 for index in range(len(items.sizes))]
     if _generates_regions(request, card):
@@ -256,7 +260,13 @@ def _generates_regions(request: pb.ExtractRequest, card: Card | None) -> bool:
 
 
 def _check_repeated_names(items: int, names: int, task: str) -> None:
-    """Raise InvalidInput if the labels that an answer repeats for each item would be too large."""
+    """Raise InvalidInput if the labels that an answer repeats for each item would take too many
+    bytes.
+
+    Args:
+        items: The number of items.
+        names: Bytes of labels that an answer may repeat for one item.
+    """
     most = limits.ANSWERED.most
     if items * names > most:
         raise InvalidInput(
@@ -271,8 +281,12 @@ def _check_repeated_names(items: int, names: int, task: str) -> None:
 def _with_labels(
     items: list[int], task: str, labels: Sequence[str], hypothesis: str, card: Card | None
 ) -> Sizes:
-    """Add the labels to the sizes, by how often a model reads them. Lengths are added up; no text
-    is built.
+    """Return the sizes of items with labels, by how often the model reads the labels. Only lengths
+    are added up, no text is built.
+
+    Args:
+        items: Bytes of each item.
+        hypothesis: The template of a text for one label, in which `{}` stands for the label.
     """
     places = max(1, hypothesis.count("{}"))
     names = sum(map(_utf8, labels)) * places + _utf8(hypothesis) * len(labels)
@@ -281,13 +295,13 @@ def _with_labels(
             return Sizes(
                 items, per_sequence_bytes=-(-names // len(labels)), sequences_per_item=len(labels)
             )
-        # An embedding model reads them once a job; a model without a card here is assumed to be
-        # one.
+        # An embedding model reads them once per job. A model without a card is assumed to be an
+        # embedding model.
         before_each = (
             card is not None and not card.labels and models_pb2.TASK_ENCODE not in card.tasks
         )
     else:
-        # A model without fixed labels finds entities by the labels before each text.
+        # A model without fixed labels reads the labels before each text.
         before_each = task in ("entities", "relations") and (card is None or not card.labels)
     return (
         Sizes(items, per_sequence_bytes=names)
@@ -297,7 +311,7 @@ def _with_labels(
 
 
 def _check_readable(sizes: Sizes, field: str) -> Sizes:
-    """Return the sizes. Raises InvalidInput if a worker would have to read too much."""
+    """Return the sizes. Raises InvalidInput if a worker would have to read too many bytes."""
     per_job_bytes = sizes.per_job_bytes + sizes.per_job_images.bytes
     total, count, most = sum(sizes.read) + per_job_bytes, len(sizes.items), limits.READ.most
     if total > most:
@@ -343,14 +357,13 @@ def _check_names(
 
 
 def check_common(truncation: int, priority: int) -> None:
-    """Raise InvalidInput for a truncation or a priority that does not exist."""
+    """Raise InvalidInput for unknown values of the enums Truncation and Priority."""
     _check_enum(truncation, pb.Truncation, "truncation")
     _check_enum(priority, pb.Priority, "priority")
 
 
 def _check_enum(value: int, kind: _Enum, field: str) -> None:
-    # proto3 enums are open: a number that no version of the contract knows arrives unchanged. 0 is
-    # a member of each.
+    # proto3 enums are open: an unknown number is received unchanged. 0 is a member of each enum.
     if value and value not in kind.values():
         raise InvalidInput(
             f"{field} is {value}, which is none of {', '.join(kind.keys())}", field=field
@@ -358,7 +371,7 @@ def _check_enum(value: int, kind: _Enum, field: str) -> None:
 
 
 def text_alone(item: pb.Item) -> str | None:
-    """Return the text of an item that has no other field, else None.
+    """Return the text of an item with no field but `text`, else None.
 
     Reading an empty repeated field takes memory (57 bytes were measured for `parts`), so the set
     fields are listed instead.
@@ -383,8 +396,8 @@ def _check_items(
     """Check the items, and return their sizes.
 
     Args:
-        given: Items may have entities.
-        seeded: Items may have seeds.
+        given: Whether items may have entities, which the task takes as input.
+        seeded: Whether items may have seeds for sampling.
         divided: Texts are divided into chunks: items may have spans and contexts, which are not
             checked here, and the text of documents is read.
         returned: Items are the return values of functions, which may be empty texts.
@@ -422,7 +435,7 @@ def _refuse_divided(item: pb.Item, path: str) -> None:
 
 
 def takes(card: Card | None, kind: models_pb2.InputKind) -> bool:
-    """Return whether a model reads such parts, according to its card."""
+    """Return whether a model accepts inputs of this kind, according to its card."""
     if card is None:
         return True
     if card.inputs:
@@ -444,7 +457,9 @@ def _check_item(
     divided: bool = False,
     returned: bool = False,
 ) -> tuple[int, ImageSizes]:
-    """Return the bytes of an item's text, as a message, and its images."""
+    """Check one item, and return its serialised size in bytes and its images. The flags are as in
+    `_check_items`. Raises InvalidInput or TaskNotSupported.
+    """
     is_unread = item.HasField("seed") and not seeded
     _refuse(is_unread, f"{path}.seed is for the task text with generated answers", f"{path}.seed")
     content, known = item.WhichOneof("content"), item.entities
@@ -548,15 +563,15 @@ def _check_image(image: pb.Image, path: str, card: Card | None) -> ImageSizes:
 
 @dataclass(frozen=True, slots=True)
 class RequestFiles:
-    """Files that the items of a request share, and the indices that items have named so far."""
+    """The files of a request, to which items refer by index, and the indices used so far."""
 
     files: Sequence[bytes]
     named: set[int]
 
     def read(self, field: str, items: Iterable[ImageSizes]) -> ImageSizes:
-        """Return the bytes of the shared files, after all items were checked.
+        """Return the total bytes of the files. Call it after all items were checked.
 
-        Raises InvalidInput for a file that no item names, and for too many pages.
+        Raises InvalidInput for a file that no item uses, and for too many pages.
         """
         limits.REQUEST_PAGES.check(sum(item.pages for item in items), field)
         unused = next((index for index in range(len(self.files)) if index not in self.named), None)
@@ -574,7 +589,9 @@ def _check_files(files: Sequence[bytes]) -> RequestFiles:
 
 
 def _check_format(data: bytes, path: str) -> None:
-    """Refuse bytes that no reader of documents takes. The worker recognizes the exact format."""
+    """Raise InvalidInput for bytes that are not a supported document. Only the worker recognizes
+    the exact format.
+    """
     if sniffing.family(data) is None:
         raise InvalidInput(f"{path}: {sniffing.refusal(data)}", field=path)
 
@@ -582,12 +599,13 @@ def _check_format(data: bytes, path: str) -> None:
 def _check_document(
     document: pb.Document, path: str, card: Card | None, files: RequestFiles, divided: bool
 ) -> ImageSizes:
-    """Price the requested pages, each as the largest image that the model takes: routers have no
-    parser that knows their number and size.
+    """Check a document, and return the price of its requested pages, each as the largest image that
+    the model takes: routers cannot parse documents, so they do not know the size of pages.
 
     Args:
-        divided: The text of the pages is divided into chunks. The price is that of reading it;
-            `chunking.py` prices the text.
+        divided: The text of the pages is divided into chunks. Then the price covers only reading
+        the
+            text from the pages; `chunking.py` prices the text.
     """
     kind = models_pb2.INPUT_KIND_DOCUMENT_TEXT if divided else models_pb2.INPUT_KIND_DOCUMENT
     if not takes(card, kind):
@@ -632,8 +650,8 @@ def _no_documents(card: Card | None, path: str) -> TaskNotSupported:
 
 
 def _gives_text_layers(request: pb.ExtractRequest, card: Card) -> bool:
-    """Return whether the request is for text, and the text layer of pages may answer it without a
-    generative model.
+    """Return whether the request is for text that the text layer of the pages (the text stored in a
+    PDF) may contain, so that no model needs to generate it.
     """
     is_asked = (
         request.WhichOneof("task") == "text"
@@ -647,12 +665,14 @@ def _gives_text_layers(request: pb.ExtractRequest, card: Card) -> bool:
 
 
 def _price_text_layers(item: ImageSizes) -> ImageSizes:
-    """Price an item without its pages being read by a model."""
+    """Return the price of an item if only the text layers of its pages are read."""
     return ImageSizes(item.bytes, item.pages * TEXT_LAYER_TOKENS, item.pages)
 
 
 def _check_given(entities: Sequence[pb.Entity], characters: int, field: str) -> None:
-    """Check the entities given with a text of `characters`. Raises InvalidInput."""
+    """Check the entities that a client sends with a text of `characters` characters. Raises
+    InvalidInput.
+    """
     limits.ENTITIES.check(len(entities), field)
     for index, entity in enumerate(entities):
         path, place = f"{field}[{index}]", f"{entity.start}..{entity.end}"
@@ -681,7 +701,9 @@ def _task_name(task: int) -> str:
 
 
 def _check_forms(request: pb.EncodeRequest, card: Card | None) -> None:
-    """Check representations, data type and dimensions against each other and the model."""
+    """Check representations, data type and dimensions against each other and the model. Raises
+    InvalidInput or TaskNotSupported.
+    """
     forms = list(request.representations)
     if card is not None:
         for index, form in enumerate(forms):

@@ -18,8 +18,8 @@ _INSTANCES: Final = 19
 
 
 def check(task: pb.StructureTask) -> tuple[int, int]:
-    """Return the bytes of all texts of the schema, and those that an answer may repeat for each
-    item. Raises InvalidInput.
+    """Validate a schema. Return the bytes of all its texts, and the maximum bytes of its names in
+    the answer for one item. Raises InvalidInput.
     """
     empty = not (task.entities or task.classifications or task.relations or task.structures)
     _refuse(

@@ -1,4 +1,6 @@
-"""Validate the prompt, the sampling, the stop strings and the tools of a text task. Pure."""
+"""Validate the prompt, the sampling, the stop strings and the tools of a text task (generation).
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
 }
 _TOOL_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 LOGPROB_BYTES: Final = 32
-"""Approximate bytes of a token in an answer with its text and log probability."""
+"""Approximate serialised bytes of one token with its text and log probability."""
 _MAX_ANSWER_TOKENS: Final = 4096
 
 
@@ -49,7 +51,7 @@ def check(task: pb.TextTask, items: int) -> None:
 
 
 def asks_model(task: pb.TextTask) -> bool:
-    """Return whether only a model can generate the answer, so that a text layer cannot."""
+    """Return whether the task needs a model, because the text layer of a page cannot answer it."""
     return bool(task.json_schema or task.turns or task.tools or task.raw_prompt) or task.HasField(
         "top_logprobs"
     )
@@ -111,7 +113,7 @@ def _check_turns(task: pb.TextTask) -> None:
 
 
 def _check_calls(turn: pb.Turn, path: str) -> int:
-    """Return the characters of a turn's calls."""
+    """Check the function calls of a turn, and return their characters. Raises InvalidInput."""
     if not turn.tool_calls:
         return 0
     field = f"{path}.tool_calls"

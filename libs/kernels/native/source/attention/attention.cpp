@@ -1,4 +1,4 @@
-// The entry points of attention, and which instruction set there is. Compiled for any x86-64 CPU.
+// The entry points of attention, and the choice of the instruction set. Compiled for any x86-64 CPU.
 #include "attention/tasks.h"
 
 namespace {
@@ -7,7 +7,7 @@ thread_local Memory memory;
 
 }  // namespace
 
-// The best instruction set of this CPU and operating system, a Set; -1: none that there is a kernel for.
+// Returns the best instruction set of this CPU and operating system (a Set), or -1 if no kernel supports this CPU.
 extern "C" __attribute__((visibility("default"))) int shoal_instruction_set() {
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return -1;
@@ -17,7 +17,7 @@ extern "C" __attribute__((visibility("default"))) int shoal_instruction_set() {
     return __builtin_cpu_supports("avx512bf16") ? AVX512_BF16 : AVX512;
 }
 
-// 0: done. 1: no memory for scratch, and `out` is not complete.
+// Computes softmax attention. Returns 0, or 1 if scratch could not be allocated; `out` is then incomplete.
 extern "C" __attribute__((visibility("default"))) int shoal_attention(const Attention *call, int set, int type) {
     const Kernel &kernel = kernel_of(set, type);
     const Tasks tasks(*call);
@@ -37,7 +37,7 @@ extern "C" __attribute__((visibility("default"))) int shoal_attention(const Atte
             kernel.attend(*call, task, scratch);
         }
     };
-    // All threads or one: libgomp ends threads that a smaller team leaves over, and the next team would have to start them anew.
+    // Use all threads or one: libgomp ends the threads that a smaller team does not need, and the next large team would start them again.
     if (tasks.threads() > 1) {
 #pragma omp parallel num_threads(tasks.threads())
         work();

@@ -1,22 +1,24 @@
-// The kernel. Everything here has internal linkage, and uses no function of the standard library that is not inlined: the linker
-// must never take one instruction set's copy of a function for another's.
+// The attention kernel. Everything here has internal linkage and calls only inlined functions of the standard library: otherwise the
+// linker could merge copies of a function that were compiled for different instruction sets.
 //
-// Lanes are queries: a tile is 1 to T::VECTORS vectors of T::LANES queries, and a vector of scores holds one key's for a lane each.
-//  - Scores: a unit of one key is broadcast from memory and multiplied by the queries', which are transposed once a tile.
-//  - Softmax: maximum and sum run down the keys, lane by lane; nothing is ever reduced across lanes.
-//  - Values: a unit of one dim is broadcast and multiplied by the weights, which the softmax leaves in just that layout.
+// Each lane is a query: a tile is 1 to T::VECTORS vectors of T::LANES queries, and a vector of scores holds the scores of one key.
+//  - Scores: a unit of one key is broadcast from memory and multiplied by the queries' units, which are transposed once per tile.
+//  - Softmax: each lane keeps its own maximum and sum over the keys; nothing is reduced across lanes.
+//  - Values: a unit of one dimension is broadcast and multiplied by the weights, which are already in the layout for this.
 //  - The result is transposed back as it is stored.
-// A unit is 32 bits, of T::PER elements: two bfloat16 that one instruction multiplies and adds, or one float. Keys come in blocks;
-// from one to the next, the running result is rescaled (online softmax), so that a tile's scores stay in the nearest cache.
+// A unit is 32 bits of T::PER elements: two bfloat16 that one instruction multiplies and adds, or one float. Keys are processed in
+// blocks, and the running result is rescaled after each (online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867), so that the
+// scores of a tile stay in the first-level cache.
 //
 // T, a set of vector instructions for one type of elements:
-//   LANES, VECTORS, PER, KEYS(n): lanes of a vector, vectors of a tile, elements of a unit, keys at a time beside n vectors of queries
+//   LANES, VECTORS, PER: lanes of a vector, vectors of a tile, elements of a unit
+//   KEYS(n): keys processed at once with n vectors of queries, as many as the registers hold
 //   Element, Floats, Units: an element in memory, LANES floats, LANES units
 //   zero set load store add sub mul fmadd fmsub max: of Floats; divide(a, b)
 //   max_or_nan(a, b): NaN where either is; max(a, b) is b there
 //   total(x): the sum of all lanes; select(x, a, b): in lanes where x >= 0 a, in others b
 //   between(x, low, high, other): x in the lanes [low, high), `other` in all others; any integers
-//   exp2(x): x <= 0; 0 where it is very low, NaN for NaN
+//   exp2(x): 2 to the power of x, for x <= 0; 0 where x is very low, NaN for NaN
 //   mac(acc, a, unit): acc + a * unit, the unit broadcast to all lanes
 //   load_units store_units: of the 32-bit numbers in scratch
 //   read(p, n) write(p, n, units): LANES units from and to elements, of which only the first n (0 or less: none) are touched
@@ -35,22 +37,23 @@ namespace {
 
 using Unit = uint32_t;
 
-constexpr int BLOCK = 128;        // keys of a block
+constexpr int BLOCK = 128;        // keys per block
 constexpr int PAD = 16;           // packed keys are padded to multiples of this; a multiple of every KEYS
-constexpr float UNSEEN = -1e30f;  // finite: two infinities would make NaN where a query has seen nothing yet
+constexpr float UNSEEN = -1e30f;  // score of a masked key; finite, because -inf - -inf is NaN for a query without any visible key
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 INLINE int lane(int64_t n) { return int(least(most(n, -1), 64)); }
 
-// Scratch of one task. `units`: of a head, padded to whole vectors. Every part begins at a multiple of 64 bytes.
+// Scratch of one task. `units`: units of a head, padded to whole vectors. `padded`: keys, padded to a multiple of PAD. Every part
+// begins at a multiple of 64 bytes.
 template <class T>
 struct Scratch {
     static constexpr int64_t WIDTH = int64_t(T::VECTORS) * T::LANES;
     int64_t units, padded;
     Unit *query;    // [units][vectors][LANES]
-    float *score;   // [keys of a block][vectors][LANES], and as far as they are used up, the weights: [.. / PER][vectors][LANES]
+    float *score;   // [keys of a block][vectors][LANES]; overwritten by the weights, [keys of a block / PER][vectors][LANES]
     float *mixed;   // [units * PER][vectors][LANES]
     Unit *keys;     // [units / LANES][padded][LANES]
     Unit *values;   // [padded / PER][units * PER]
@@ -71,18 +74,19 @@ struct Scratch {
     }
 };
 
-// Queries at the positions [place, place + rows) among keys of which there are `keys`.
+// The queries at the positions [place, place + rows) among `keys` keys.
 struct View {
     int64_t place, rows, keys, left, right;
-    const float *bias;  // of this head at distance 0, or null
+    const float *bias;  // points to the number for distance 0 of this head; or null
 
-    // Whether all queries see all keys [low, high).
+    // True if no query of the view masks a key of [low, high).
     INLINE bool is_all(int64_t low, int64_t high) const {
         return high <= keys && low >= place + rows - 1 - left && high - 1 <= place + right;
     }
 };
 
-// The head's elements as units, keys one after the other; of the values, T::PER neighbouring keys' in one unit. Zeros behind both.
+// Packs one head of keys and values into scratch as units. A unit of keys holds neighbouring elements of one key; a unit of values holds
+// one element of T::PER neighbouring keys. Both are padded with zeros.
 template <class T>
 void pack(const Scratch<T> &s, int64_t dim, const typename T::Element *k, int64_t k_row, const typename T::Element *v, int64_t v_row,
           int64_t count) {
@@ -104,7 +108,8 @@ void pack(const Scratch<T> &s, int64_t dim, const typename T::Element *k, int64_
     }
 }
 
-// Scores of NK packed keys for all queries of the tile, stored and entered into the maximum. `key`: the first one's position.
+// Computes and stores the scores of NK packed keys for all queries of the tile, and updates the maxima `top`. `key` is the position of
+// the first key.
 template <class T, int NQ, int NK>
 INLINE void scores(const Scratch<T> &s, int64_t units, const Unit *keys, float *score, typename T::Floats top[NQ], const View &view,
                    int64_t key, typename T::Floats to_log2) {
@@ -130,7 +135,7 @@ INLINE void scores(const Scratch<T> &s, int64_t units, const Unit *keys, float *
         }
         return;
     }
-    // Stored before they are masked, so that all of the above stays in registers.
+    // Store the scores before masking them, so that the accumulators above stay in registers.
     UNROLL for (int r = 0; r < NK; r++) UNROLL for (int n = 0; n < NQ; n++) T::store(score + (r * NQ + n) * L, acc[r][n]);
     for (int r = 0; r < NK; r++) {
         UNROLL for (int n = 0; n < NQ; n++) {
@@ -145,7 +150,7 @@ INLINE void scores(const Scratch<T> &s, int64_t units, const Unit *keys, float *
     }
 }
 
-// mixed += the weights of `steps` units of keys, times ND dims of their values.
+// Adds to `mixed` the weights of `steps` units of keys times ND dimensions of their values.
 template <class T, int NQ, int ND>
 INLINE void values(const Unit *value, int64_t width, const Unit *weight, float *mixed, int64_t steps, bool is_first) {
     constexpr int L = T::LANES;
@@ -161,7 +166,7 @@ INLINE void values(const Unit *value, int64_t width, const Unit *weight, float *
     UNROLL for (int r = 0; r < ND; r++) UNROLL for (int n = 0; n < NQ; n++) T::store(mixed + (r * NQ + n) * L, acc[r][n]);
 }
 
-// Scores -> weights 2^(score * factor - shift), in place, and added to the sums.
+// Replaces scores by weights 2^(score * factor - shift), in place, and adds them to the sums.
 template <class T, int NQ>
 INLINE void weigh(float *score, int64_t keys, typename T::Floats factor, const typename T::Floats shift[NQ], typename T::Floats sum[NQ]) {
     constexpr int L = T::LANES;
@@ -177,7 +182,7 @@ INLINE void weigh(float *score, int64_t keys, typename T::Floats factor, const t
     }
 }
 
-// One tile: queries of one head against the keys [low, high), of which those from `base` on are packed.
+// Computes one tile: queries of one head over the keys [low, high). Packed keys begin at position `base`.
 template <class T, int NQ>
 void tile(const Attention &c, const Scratch<T> &s, const typename T::Element *q, typename T::Element *out, const View &view, int64_t base,
           int64_t low, int64_t high) {

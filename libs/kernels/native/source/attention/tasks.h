@@ -1,4 +1,4 @@
-// What the entry points share: the choice of a kernel, scratch, and the division of attention among threads. Compiled for any x86-64 CPU.
+// Shared by the entry points: the choice of a kernel, scratch, and the division of attention among threads. Compiled for any x86-64 CPU.
 #pragma once
 #include <omp.h>
 
@@ -12,9 +12,9 @@ namespace {
 enum Set { AVX2 = 0, AVX512 = 1, AVX512_BF16 = 2 };  // as in libs/kernels/native/library.py
 enum Type { FLOAT32 = 0, BFLOAT16 = 1 };
 
-constexpr int MOST_QUERIES = 256, LEAST_QUERIES = 64;  // of a task, so that threads share a long sequence
-// Products of a head's elements that take a thread some 2 us: fewer are not worth waking others.
-constexpr int64_t ALONE = 100'000;
+constexpr int MAX_TASK_QUERIES = 256, MIN_TASK_QUERIES = 64;  // so that threads share a long sequence
+// Multiplications that take one thread about 2 us: with fewer, waking other threads takes longer than it saves.
+constexpr int64_t MIN_PARALLEL_PRODUCTS = 100'000;
 
 inline const Kernel &kernel_of(int set, int type) {
     if (set == AVX512_BF16 && type == BFLOAT16) return avx512_bf16_bfloat16;
@@ -22,7 +22,7 @@ inline const Kernel &kernel_of(int set, int type) {
     return type == BFLOAT16 ? avx2_bfloat16 : avx2_float32;
 }
 
-// A thread's scratch, which grows and is kept until the thread ends.
+// The scratch of a thread. It grows, and is freed when the thread ends.
 class Memory {
   public:
     char *at_least(size_t bytes) {
@@ -41,7 +41,8 @@ class Memory {
     size_t size_ = 0;
 };
 
-// The tasks of a call: number -> task. Those of the last sequences come first, because batches are sorted by length.
+// The tasks of a call, by number. The last sequences have the first numbers: batches are sorted by length, and long tasks that start
+// first leave no thread working alone at the end.
 class Tasks {
   public:
     explicit Tasks(const Attention &call) : call_(call), shared_(call.heads / call.kv_heads) {
@@ -52,18 +53,18 @@ class Tasks {
             longest = queries > longest ? queries : longest;
         }
         products_ *= int64_t(call.heads) * call.dim;
-        // The fewest tasks that keep all threads busy: each packs its keys anew.
+        // Use the fewest tasks that keep all threads busy, because each task packs its keys again.
         const auto too_few = [&] { return count() < 4 * int64_t(call.threads) && threads() > 1; };
         const auto divide = [&](int queries) { queries_ = queries, chunks_ = (longest + queries - 1) / queries; };
-        divide(MOST_QUERIES);
+        divide(MAX_TASK_QUERIES);
         if (too_few()) heads_ = 1;
-        while (too_few() && queries_ > LEAST_QUERIES) divide(queries_ / 2);
+        while (too_few() && queries_ > MIN_TASK_QUERIES) divide(queries_ / 2);
     }
 
-    int threads() const { return products_ < ALONE ? 1 : call_.threads; }
+    int threads() const { return products_ < MIN_PARALLEL_PRODUCTS ? 1 : call_.threads; }
     int64_t count() const { return int64_t(call_.sequences) * (call_.heads / heads()) * chunks_; }
 
-    // False: the sequence has not so many chunks.
+    // Returns false if the number is of a chunk beyond the end of its sequence.
     bool get(int64_t number, Task &task) const {
         number = count() - 1 - number;
         const int parts = call_.heads / heads(), part = int(number / chunks_);
@@ -80,7 +81,7 @@ class Tasks {
     const Attention &call_;
     const int shared_;  // heads that share their keys
     int64_t products_ = 0;
-    int heads_ = 0;  // of a task; 0: all that share their keys
+    int heads_ = 0;  // heads of a task; 0: all heads that share their keys
     int queries_ = 0, chunks_ = 0;
 };
 

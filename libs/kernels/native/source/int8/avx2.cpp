@@ -1,4 +1,4 @@
-// AVX2 and FMA: products of 16-bit numbers, since those of bytes saturate without VNNI. The codes of weights are widened as they are read.
+// AVX2 and FMA: products of 16-bit numbers, because the AVX2 instruction for bytes saturates. Weight codes are widened when they are read.
 #include <immintrin.h>
 
 #include "int8/kernel.h"
@@ -33,7 +33,7 @@ struct Avx2 {
     static INLINE __m256i first(int64_t n) {
         return _mm256_cmpgt_epi32(_mm256_set1_epi32(int(n)), _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0));
     }
-    // The first n lanes of `a`, the others of `b`.
+    // Returns the first n lanes of `a` and the other lanes of `b`.
     static INLINE Floats keep(Floats a, Floats b, int64_t n) { return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(first(n))); }
 
     static INLINE Integers none() { return _mm256_setzero_si256(); }

@@ -1,6 +1,6 @@
 // The linear layer in int8, as templates over a type T of vectors (`Avx2`, `Vnni`):
-//   LANES floats or 32-bit integers in a vector; VECTORS of columns in a panel; ROWS of x in a tile;
-//   Code: of a quantised element of x in scratch, GROUP of which make 32 bits; Element: of x, residual and out.
+//   LANES: floats or 32-bit integers in a vector; VECTORS: vectors of columns in a panel; ROWS: rows of x in a tile;
+//   Code: type of a quantised element of x in scratch; GROUP: codes in 32 bits; Element: type of x, residual and out.
 #pragma once
 #include "int8/int8.h"
 
@@ -22,7 +22,7 @@ int64_t row_bytes(int64_t inputs) {
     return (groups_of<T>(inputs) * 4 + 63) / 64 * 64;
 }
 
-// Where the rows' steps and lows lie, after their bytes: two floats each.
+// Returns the address of each row's `step` and `low` (two floats), which follow the rows' bytes in scratch.
 template <class T>
 INLINE float *ranges(const Int8Linear &c) {
     return reinterpret_cast<float *>(c.scratch + c.rows * row_bytes<T>(c.inputs));
@@ -34,7 +34,7 @@ void quantise(const Int8Linear &c, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; row++) {
         const auto *x = static_cast<const typename T::Element *>(c.x) + row * c.x_row;
         const int64_t whole = c.inputs / L * L, rest = c.inputs - whole;
-        // What is not finite makes the row's range NaN, and so all of its results.
+        // An infinity or NaN makes the range of the row NaN, and so all its results: wrong input is not hidden by quantisation.
         auto bad = T::zero();
         auto low = T::set(__builtin_inff()), high = T::set(-__builtin_inff());
         for (int64_t k = 0; k < whole; k += L) {
@@ -53,13 +53,13 @@ void quantise(const Int8Linear &c, int64_t first, int64_t last) {
         auto *codes = reinterpret_cast<typename T::Code *>(c.scratch + row * row_bytes<T>(c.inputs));
         const auto by = T::set(inverse), less = T::set(-least * inverse);
         for (int64_t k = 0; k < whole; k += L) T::write_codes(codes + k, T::fmadd(T::read(x + k), by, less));
-        // Behind the last input lie codes of no meaning, within the row's bytes: the weights' codes there are zeros.
+        // The codes after the last input are arbitrary, but within the row's bytes; the weights' codes there are zeros.
         if (rest) T::write_codes(codes + whole, T::fmadd(T::read_some(x + whole, rest), by, less));
     }
 }
 
-// x / 2 (1 + erf(x / sqrt(2))), absolute error 7e-5, which is less than a bfloat16 of 0.02 is rounded by: a polynomial, fitted by least
-// squares reweighted towards the least maximum of that error, whose value at the bound is 1/2.
+// GELU, x / 2 (1 + erf(x / sqrt(2))), with an absolute error of 7e-5, less than the rounding error of a bfloat16 of 0.02. It is a
+// polynomial that was fitted with reweighted least squares to minimise the maximum error, with the value 1/2 at the bound of x.
 template <class T>
 INLINE typename T::Floats gelu(typename T::Floats x) {
     const auto z = T::min(T::max(x, T::set(-4.2f)), T::set(4.2f)), u = T::mul(z, z);
@@ -75,7 +75,7 @@ INLINE typename T::Floats gelu(typename T::Floats x) {
     return T::mul(x, T::fmadd(p, z, T::set(0.5f)));
 }
 
-// R rows from `row` on, of one panel.
+// Computes R rows, beginning at `row`, of one panel.
 template <class T, int R>
 void tile(const Int8Linear &c, int64_t row, int64_t panel) {
     constexpr int L = T::LANES, V = T::VECTORS;
@@ -92,7 +92,7 @@ void tile(const Int8Linear &c, int64_t row, int64_t panel) {
             UNROLL for (int v = 0; v < V; v++) acc[r][v] = T::add_products(acc[r][v], q, w[v]);
         }
     }
-    // By way of memory, so that sums stay in registers above whatever the loops below are made into.
+    // Copy the sums to memory, so that they stay in registers in the loop above however the compiler translates the loops below.
     alignas(64) int32_t sums[R * COLUMNS<T>];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) T::store(sums + (r * V + v) * L, acc[r][v]);
     const float *range = ranges<T>(c) + 2 * row;

@@ -23,7 +23,7 @@ struct Vnni {
     static INLINE float lowest(Floats a) { return _mm512_reduce_min_ps(a); }
     static INLINE float highest(Floats a) { return _mm512_reduce_max_ps(a); }
     static INLINE __mmask16 first(int64_t n) { return __mmask16((1u << n) - 1); }
-    // The first n lanes of `a`, the others of `b`.
+    // Returns the first n lanes of `a` and the other lanes of `b`.
     static INLINE Floats keep(Floats a, Floats b, int64_t n) { return _mm512_mask_mov_ps(b, first(n), a); }
 
     static INLINE Integers none() { return _mm512_setzero_si512(); }

@@ -7,9 +7,9 @@
 
 namespace {
 
-constexpr int64_t TILE_BYTES = 2 << 20, TILE_ROWS = 252;  // of packed rows in a tile: for fewer, weights are read too often
-constexpr int64_t GROUP_ROWS = 128;                       // for which a thread reads all weights by itself
-constexpr size_t KEPT = 16 << 20;  // bytes of scratch that stay for the next call; of larger batches it is given back
+constexpr int64_t TILE_BYTES = 2 << 20, TILE_ROWS = 252;  // maximum size of a tile; smaller tiles read the weights too often
+constexpr int64_t GROUP_ROWS = 128;                       // rows for which it pays that one thread reads all weights
+constexpr size_t MAX_KEPT_BYTES = 16 << 20;  // scratch that stays allocated for the next call; larger scratch is freed
 
 thread_local Memory shared_memory, memory;
 
@@ -20,7 +20,7 @@ const LayerKernel *layer_kernel_of(int set, int type) {
 
 int64_t widest(const Layer &l) { return most(most(l.qkv.inputs, l.out.inputs), most(l.up.inputs, l.down.inputs)); }
 
-// Divides memory into parts that begin at multiples of 64 bytes; called with none, counts the bytes.
+// Divides memory into parts that begin at multiples of 64 bytes. With a null pointer it only counts the bytes.
 struct Divided {
     char *memory;
     size_t used = 0;
@@ -31,26 +31,28 @@ struct Divided {
     }
 };
 
-// How threads share the rows of a step. Either each takes tiles of rows, or, where that left them too few rows to be worth reading
-// all weights, groups of threads take one tile each, and divide its outputs. Blocks of rows are never divided.
+// How threads share the rows of a step:
+// 1. With many rows, each thread takes tiles of rows.
+// 2. With too few rows per thread to pay for reading all weights, each group of threads takes one tile and divides its outputs.
+// Blocks of rows are never divided.
 struct Division {
     int64_t rows, blocks, tiles;
     int groups, members;
 
-    Division(int64_t rows, int64_t most_rows, int threads) : rows(rows), blocks((rows + MOST_ROWS - 1) / MOST_ROWS) {
+    Division(int64_t rows, int64_t most_rows, int threads) : rows(rows), blocks((rows + MAX_BLOCK_ROWS - 1) / MAX_BLOCK_ROWS) {
         members = int(threads / least(threads, most(1, rows / GROUP_ROWS)));
         groups = threads / members;
         tiles = members > 1 ? groups : least(blocks, up((rows + most_rows - 1) / most_rows, groups));
     }
-    int64_t most_rows() const { return (blocks + tiles - 1) / tiles * MOST_ROWS; }
+    int64_t most_rows() const { return (blocks + tiles - 1) / tiles * MAX_BLOCK_ROWS; }
     Tile tile(int64_t number, int member) const {
         const Share share(blocks, int(number), int(tiles));
-        return {share.from * MOST_ROWS, least(rows, share.to * MOST_ROWS), member, members};
+        return {share.from * MAX_BLOCK_ROWS, least(rows, share.to * MAX_BLOCK_ROWS), member, members};
     }
 };
 
 int64_t tile_rows(const Layer &l, int element) {
-    return least(TILE_ROWS, most(1, TILE_BYTES / (widest(l) * element * 16)) * MOST_ROWS);
+    return least(TILE_ROWS, most(1, TILE_BYTES / (widest(l) * element * 16)) * MAX_BLOCK_ROWS);
 }
 
 LayerScratch divide_shared(Divided &shared, const LayerCall &c, const Division &after, int element) {
@@ -66,7 +68,7 @@ LayerScratch divide_shared(Divided &shared, const LayerCall &c, const Division &
     return s;
 }
 
-// A thread's own, beside what is shared.
+// Adds a thread's private scratch to the shared scratch.
 LayerScratch divide_own(Divided &own, LayerScratch s, const LayerCall &c, const Division &before, const Division &after, int element) {
     const Layer &l = *c.layer;
     const int64_t rows = most(before.most_rows(), after.most_rows());
@@ -110,7 +112,7 @@ Paged pages_of(const LayerCall &c, const LayerScratch &s, int element) {
 
 }  // namespace
 
-// 0: done. 1: no memory for scratch, or no kernel for this type; `out` is not complete.
+// Computes a layer. Returns 0, or 1 if scratch could not be allocated or no kernel supports this type; `out` is then incomplete.
 extern "C" __attribute__((visibility("default"))) int shoal_layer(const LayerCall *given, int set, int type) {
     const LayerKernel *kernel = layer_kernel_of(set, type);
     if (kernel == nullptr) return 1;
@@ -121,12 +123,12 @@ extern "C" __attribute__((visibility("default"))) int shoal_layer(const LayerCal
     for (int i = 0; i < call.sequences; i++) longest = most(longest, call.cu_keys[i + 1] - call.cu_keys[i]);
     const Kernel &attend = kernel_of(set, type);
     const int64_t most_rows = tile_rows(layer, kernel->element);
-    // With fewer threads than were asked for, no more is shared.
+    // The size also suffices if fewer threads start than were requested: no more is shared then.
     const Division asked(call.queries, most_rows, call.threads);
     Divided counted = {nullptr}, shared = {nullptr};
     divide_shared(counted, call, asked, kernel->element);
     Memory given_back;
-    shared.memory = (counted.used > KEPT ? given_back : shared_memory).at_least(counted.used);
+    shared.memory = (counted.used > MAX_KEPT_BYTES ? given_back : shared_memory).at_least(counted.used);
     if (shared.memory == nullptr) return 1;
     LayerScratch scratch = divide_shared(shared, call, asked, kernel->element);
     const Attention attention = attention_of(call, scratch, kernel->element);
@@ -147,14 +149,14 @@ extern "C" __attribute__((visibility("default"))) int shoal_layer(const LayerCal
         wait();
         if (lacks_memory) return;
         const LayerScratch s = divide_own(own, scratch, call, before, after, kernel->element);
-        // Calls of(scratch, tile, wait) for this thread's tiles; with groups of threads, all are in it at the same time.
+        // Calls of(scratch, tile, wait) for the tiles of this thread. With groups, all threads of a group call it for the same tile at once.
         const auto tiles_of = [&](const Division &division, std::atomic<int64_t> &next, const auto &of) {
             if (division.members == 1) {
                 for (int64_t number; (number = next.fetch_add(1, std::memory_order_relaxed)) < division.tiles;)
                     of(s, division.tile(number, 0), [] {});
             } else {
                 const int group = thread / division.members;
-                Tile tile = {0, 0, 0, 1};  // of a thread that is left over
+                Tile tile = {0, 0, 0, 1};  // the empty tile of a thread that belongs to no group
                 if (group < division.groups) tile = division.tile(group, thread % division.members);
                 LayerScratch mine = s;
                 mine.total += tile.from * layer.qkv.inputs * kernel->element;
@@ -190,7 +192,7 @@ extern "C" __attribute__((visibility("default"))) int shoal_layer(const LayerCal
 #pragma omp parallel num_threads(given->threads)
         {
 #pragma omp single
-            call.threads = omp_get_num_threads();  // there may be fewer than were asked for
+            call.threads = omp_get_num_threads();  // may be fewer than requested
             work(omp_get_thread_num(), [] {
 #pragma omp barrier
             });

@@ -1,9 +1,9 @@
-// A whole transformer layer, of any number of rows. What is computed for a row does not depend on the others, nor on how threads share
-// the work: sums run over the inputs in their order.
+// A whole transformer layer, for any number of rows. The result of a row depends neither on other rows nor on how threads share the
+// work, because sums always run over the inputs in order.
 //
 // layer.cpp calls the steps one after the other, each for a tile of rows. Products read weights as oneDNN has packed them for AVX512
-// (libs/kernels/native/panels.py): panels of 64 outputs, which hold for each unit (one float32, or two bfloat16 of neighbouring
-// inputs) those of the 64 outputs; inputs padded with zeros to whole multiples of 16 units, outputs to whole panels.
+// (libs/kernels/native/panels.py): [panels of 64 outputs, units of inputs, 64 outputs], where a unit is one float32 or two bfloat16 of
+// neighbouring inputs. Inputs are padded with zeros to multiples of 16 units, outputs to whole panels.
 #pragma once
 #include <cstring>
 
@@ -15,19 +15,19 @@ struct Linear {
     int64_t inputs, outputs;
 };
 
-// What does not change from call to call. libs/kernels/native/layer.py packs it, without padding.
+// The constants of a layer. libs/kernels/native/layer.py packs them, without padding.
 struct Layer {
     Linear qkv, out, up, down;
-    const void *first_weight, *first_bias, *second_weight, *second_bias;  // norms before, or with `post` after, attention and the rest
-    const void *q_norm, *k_norm;                                          // of each head; or null
+    const void *first_weight, *first_bias, *second_weight, *second_bias;  // norms before (with `post`: after) attention and the MLP
+    const void *q_norm, *k_norm;                                          // norms of each head; or null
     int32_t heads, kv_heads, dim, left, right;
     int32_t post, rms, gated, gate_last, activation;
     float eps, shift, scale;
     int32_t unused;
 };
 
-// The pages of a forward's sequences. `attends`: queries attend to pages, and cu_keys counts all keys; else only to the call's own rows,
-// which are stored in pages beside that.
+// The pages of the sequences of a forward pass. With `attends`, queries attend to the keys in pages, and cu_keys counts all keys.
+// Otherwise they attend to the rows of the call, which are also stored in pages.
 struct PageTable {
     const int32_t *cu_rows, *pages;  // as in Paged
     int64_t row;
@@ -41,7 +41,7 @@ struct LayerCall {
     void *k_pages, *v_pages;  // of this layer
     const PageTable *table;   // or null: nothing is stored
     const int32_t *cu_queries, *cu_keys;
-    const int32_t *chosen;  // [queries]: the rows that are queries and go on after attention; or null: all
+    const int32_t *chosen;  // [queries]: the rows that are needed after attention; or null: all rows
     const float *bias;      // as in Attention
     const float *cos, *sin;  // [rows, pairs]; or null
     int64_t bias_row, bias_zero;
@@ -50,7 +50,7 @@ struct LayerCall {
 
 namespace {
 
-// One of several threads' share of `count`.
+// The share [from, to) of one thread in `count` things that `threads` threads divide.
 struct Share {
     int64_t from, to;
     Share(int64_t count, int thread, int threads) : from(count * thread / threads), to(count * (thread + 1) / threads) {}
@@ -58,44 +58,46 @@ struct Share {
 
 }  // namespace
 
-// Rows [from, to) of a step, whose outputs `members` threads share; this is one of them.
+// Rows [from, to) of a step. `members` threads divide the outputs of these rows; `member` is the number of this thread.
 struct Tile {
     int64_t from, to;
     int member, members;
     int64_t rows() const { return to - from; }
 };
 
-// Scratch of a step: elements, but for `packed`, which has units.
+// Scratch of a step, in elements; `packed` is in units.
 struct LayerScratch {
-    char *qkv, *picked, *base, *mixed;  // of all rows; of the queries, if these are chosen, their own and their x; of the queries
-    char *total, *inner;                // of the tile
-    char *normed, *packed;              // of the tile, written by each thread for itself
+    char *qkv;                          // [rows, outputs of qkv]
+    char *picked, *base;                // if rows are chosen: their queries and their x
+    char *mixed;                        // attention's result for the queries
+    char *total, *inner;                // for the rows of the tile
+    char *normed, *packed;              // for the rows of the tile, private to each thread
 };
 
 struct LayerKernel {
-    int element;  // bytes
-    // Of rows:
+    int element;  // bytes per element
+    // Steps for all rows:
     void (*project)(const LayerCall &, const LayerScratch &, const Tile &);
-    void (*turn)(const LayerCall &, const LayerScratch &, const Tile &);  // norms and rotation of heads
-    // Of queries:
-    void (*pick)(const LayerCall &, const LayerScratch &, const Tile &);  // the chosen rows
+    void (*turn)(const LayerCall &, const LayerScratch &, const Tile &);  // normalises and rotates heads
+    // Steps for the queries:
+    void (*pick)(const LayerCall &, const LayerScratch &, const Tile &);  // copies the chosen rows
     void (*attention_out)(const LayerCall &, const LayerScratch &, const Tile &);
     void (*up)(const LayerCall &, const LayerScratch &, const Tile &);
     void (*down)(const LayerCall &, const LayerScratch &, const Tile &);
-    void (*end)(const LayerCall &, const LayerScratch &, const Tile &);  // the norm after the layer, with `post`
+    void (*end)(const LayerCall &, const LayerScratch &, const Tile &);  // applies the norm after the layer, with `post`
 };
 
 extern const LayerKernel avx512_bf16_layer_bfloat16, avx512_layer_float32;
 
 namespace {
 
-constexpr int64_t PANEL = 64, PART = 32;  // outputs of a panel, and of what is computed at a time
-constexpr int64_t MOST_ROWS = 14;         // of a block: with PART outputs as many sums as there are registers for
-constexpr int64_t AHEAD = 64 * PANEL;     // units of weights that are fetched before they are used: far enough for main memory
+constexpr int64_t PANEL = 64, PART = 32;  // outputs of a panel, and outputs computed at once
+constexpr int64_t MAX_BLOCK_ROWS = 14;    // with PART outputs, as many sums as fit in the registers
+constexpr int64_t AHEAD = 64 * PANEL;     // distance of prefetching, in units of weights: covers the latency of main memory
 
 struct Blocks {
-    int64_t count, rows;  // rows of a block; of the last, perhaps fewer
-    explicit Blocks(int64_t all) : count((all + MOST_ROWS - 1) / MOST_ROWS), rows((all + count - 1) / most(1, count)) {}
+    int64_t count, rows;  // `rows`: rows of a block; the last block may have fewer
+    explicit Blocks(int64_t all) : count((all + MAX_BLOCK_ROWS - 1) / MAX_BLOCK_ROWS), rows((all + count - 1) / most(1, count)) {}
 };
 
 template <class T>
@@ -103,7 +105,7 @@ INLINE int64_t padded_units(int64_t inputs) {
     return up((inputs + T::PER - 1) / T::PER, 16);
 }
 
-// [rows, inputs] -> blocks of [units][16 rows], zeros where there is no input and no row.
+// Packs [rows, inputs] into blocks of [units][16 rows], padded with zeros.
 template <class T>
 void pack_rows(const typename T::Element *x, int64_t x_row, int64_t rows, int64_t inputs, Unit *to) {
     const Blocks blocks(rows);
@@ -119,7 +121,7 @@ void pack_rows(const typename T::Element *x, int64_t x_row, int64_t rows, int64_
     }
 }
 
-// Sums of M packed rows with PART outputs -> [M][PART].
+// Multiplies M packed rows with PART columns of weights -> [M][PART].
 template <class T, int M>
 void product(const Unit *rows, const Unit *weight, int64_t units, float *out) {
     constexpr int L = T::LANES, V = PART / L;
@@ -138,13 +140,14 @@ void product(const Unit *rows, const Unit *weight, int64_t units, float *out) {
 template <class T>
 void product_of(int64_t count, const Unit *rows, const Unit *weight, int64_t units, float *out) {
     using Product = void (*)(const Unit *, const Unit *, int64_t, float *);
-    static constexpr Product products[MOST_ROWS] = {product<T, 1>,  product<T, 2>,  product<T, 3>,  product<T, 4>, product<T, 5>,
+    static constexpr Product products[MAX_BLOCK_ROWS] = {product<T, 1>,  product<T, 2>,  product<T, 3>,  product<T, 4>, product<T, 5>,
                                                     product<T, 6>,  product<T, 7>,  product<T, 8>,  product<T, 9>, product<T, 10>,
                                                     product<T, 11>, product<T, 12>, product<T, 13>, product<T, 14>};
     products[count - 1](rows, weight, units, out);
 }
 
-// activation(x W + b), or activation(gate) * up of the two halves of the outputs, or x W + b + residual; this thread's outputs.
+// Computes this thread's outputs of one of: activation(x W + b); activation(gate) * up of the two halves of the outputs;
+// x W + b + residual.
 template <class T>
 void multiply(const Linear &linear, const Unit *packed, int64_t rows, int activation, bool gated, bool gate_last,
               const typename T::Element *residual, typename T::Element *out, int thread, int threads) {
@@ -156,7 +159,7 @@ void multiply(const Linear &linear, const Unit *packed, int64_t rows, int activa
     const auto *bias = static_cast<const Element *>(linear.bias);
     const auto weight_at = [&](int64_t column) { return linear.weight + column / PANEL * units * PANEL + column % PANEL; };
     const Share parts((width + PART - 1) / PART, thread, threads);
-    alignas(64) float sums[MOST_ROWS * PART], others[MOST_ROWS * PART];
+    alignas(64) float sums[MAX_BLOCK_ROWS * PART], others[MAX_BLOCK_ROWS * PART];
     for (int64_t part = parts.from; part < parts.to; part++) {
         const int64_t column = part * PART, n = least(PART, width - column);
         const int64_t first = column + (gated && gate_last ? width : 0), second = column + (gate_last ? 0 : width);
@@ -188,7 +191,7 @@ void multiply(const Linear &linear, const Unit *packed, int64_t rows, int activa
     }
 }
 
-// One layer's steps.
+// The steps of a layer.
 template <class T>
 struct Steps {
     using Element = typename T::Element;
@@ -197,7 +200,7 @@ struct Steps {
     static const Element *x(const LayerCall &c) { return static_cast<const Element *>(c.x); }
     static Norm norm(const Layer &layer, const void *weight, const void *bias) { return {weight, bias, layer.eps, layer.shift, layer.rms}; }
 
-    // The tile's rows through a linear layer.
+    // Applies a linear layer to the rows of the tile.
     static void linear(const Linear &linear, const LayerScratch &s, const Tile &t, const Element *x, Element *out,
                        const Element *residual = nullptr, int activation = NONE, bool gated = false, bool gate_last = false) {
         Unit *packed = reinterpret_cast<Unit *>(s.packed);
@@ -256,7 +259,7 @@ struct Steps {
         linear(l.up, s, t, in, of(s.inner), nullptr, l.activation, l.gated, l.gate_last);
     }
 
-    // With `post` in place of what it is added to, or of what the norm was taken of.
+    // With `post`, the output overwrites `total`, because a norm follows.
     static void down(const LayerCall &c, const LayerScratch &s, const Tile &t) {
         const Layer &l = *c.layer;
         const Element *residual = l.post && l.first_weight ? of(s.normed) : of(s.total);

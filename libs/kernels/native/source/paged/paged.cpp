@@ -14,7 +14,7 @@ const PagedKernel &paged_kernel_of(int set, int type) {
     return type == BFLOAT16 ? avx2_paged_bfloat16 : avx2_paged_float32;
 }
 
-// 0: done. 1: no memory for scratch, and `out` is not complete.
+// Computes attention over pages. Returns 0, or 1 if scratch could not be allocated; `out` is then incomplete.
 extern "C" __attribute__((visibility("default"))) int shoal_paged(const Paged *call, int set, int type) {
     const PagedKernel &kernel = paged_kernel_of(set, type);
     const int64_t count = int64_t(call->sequences) * call->kv_heads;
@@ -32,7 +32,7 @@ extern "C" __attribute__((visibility("default"))) int shoal_paged(const Paged *c
             kernel.attend(*call, int32_t(number / call->kv_heads), int32_t(number % call->kv_heads), scratch);
     };
     const int64_t rows = call->cu_keys[call->sequences] - call->cu_keys[0];
-    if (call->threads > 1 && rows * call->heads * call->dim >= ALONE) {
+    if (call->threads > 1 && rows * call->heads * call->dim >= MIN_PARALLEL_PRODUCTS) {
 #pragma omp parallel num_threads(call->threads)
         work();
     } else {

@@ -1,7 +1,8 @@
-// Attention over keys and values in pages, for decode steps: few queries of a sequence, whose keys were stored step by step.
+// Attention over keys and values in pages, for decode steps: a sequence has few queries, and its keys were stored step by step.
 //
-// A page holds PAGE tokens of one layer: keys as [kv_heads][dim][PAGE], values as [kv_heads][PAGE][dim]. So lanes are keys while scores are
-// computed and dims while values are mixed, every number is read once for all heads that share it, and nothing is packed or transposed.
+// A page holds PAGE tokens of one layer: keys as [kv_heads][dim][PAGE], values as [kv_heads][PAGE][dim]. So lanes are keys while scores
+// are computed, and dimensions while values are mixed; every number is read once for all heads that share it, and nothing is packed or
+// transposed.
 // paged.cpp divides sequences and heads among threads; each stores its own new keys and values before it reads them.
 #pragma once
 #include "rows/rows.h"
@@ -10,11 +11,11 @@ constexpr int64_t PAGE = 32;  // as in libs/kernels/attention/paged.py
 
 // libs/kernels/native/paged.py packs it, without padding.
 struct Paged {
-    const void *q;         // [queries, heads, dim]; or null: only store
-    const void *k, *v;     // [rows, kv_heads, dim] twice, of the rows to be stored; or null: none
+    const void *q;         // [queries, heads, dim]; or null: keys and values are only stored
+    const void *k, *v;     // [rows, kv_heads, dim] twice: the rows to store; or null: none
     void *out;             // [queries, heads, dim], contiguous
     void *k_pages, *v_pages;
-    const int32_t *cu_queries, *cu_keys, *cu_rows;  // [sequences + 1]: queries, all keys and the rows to be stored, which are the last keys
+    const int32_t *cu_queries, *cu_keys, *cu_rows;  // [sequences + 1]: ends of queries, of all keys, and of the rows to store (the last keys)
     const int32_t *table;                           // [sequences, table_row]: the pages of each sequence
     const float *bias;                              // as in Attention
     int64_t q_row, q_head, k_row, k_head, v_row, v_head, table_row, bias_row, bias_zero;
@@ -35,7 +36,7 @@ extern const PagedKernel avx2_paged_float32, avx2_paged_bfloat16;
 
 namespace {
 
-// Scratch: queries, scores and results of the heads that share keys, rows of whole vectors.
+// Scratch: queries, scores and results of the heads that share keys, in rows of whole vectors.
 template <class T>
 struct PagedScratch {
     int64_t width, keys;
@@ -97,7 +98,7 @@ struct Heads {
     static constexpr int COUNT = G;
 };
 
-// Calls step(how many heads, the first) for all heads, up to four at a time.
+// Calls step(number of heads, first head) for all heads, up to four at a time.
 template <class Step>
 INLINE void some_heads(int64_t heads, const Step &step) {
     int64_t g = 0;
@@ -132,7 +133,7 @@ struct PagedTask {
         }
     }
 
-    // Scores [low, high) of head g -> weights, zeros beside them up to whole pages; returns 1 / their sum.
+    // Replaces the scores [low, high) of head g by weights, and the others of the pages by zeros. Returns 1 / the sum of the weights.
     float weigh(int64_t g, int64_t base, int64_t low, int64_t high, int64_t position) const {
         constexpr int L = T::LANES;
         float *score = s.score + g * s.keys;

@@ -1,5 +1,5 @@
-// The entry point of resizing: weights, and the two passes over an image. Compiled for any x86-64 CPU, so that no compiler joins the
-// products and sums of the weights, which Pillow does not.
+// The entry point of resizing: weights, and the two passes over an image. Compiled for any x86-64 CPU, so that no compiler fuses
+// multiplications and additions of the weights: the results must equal those of Pillow.
 #include "resize/resize.h"
 
 #include <emmintrin.h>
@@ -16,7 +16,7 @@ enum Filter { LANCZOS = 1, BILINEAR = 2, BICUBIC = 3, BOX = 4, HAMMING = 5 };  /
 
 double sinc(double x) { return x == 0.0 ? 1.0 : std::sin(x * M_PI) / (x * M_PI); }
 
-// Radius of a filter, in pixels of the smaller image.
+// Returns the radius of a filter, in pixels of the smaller image.
 double radius(int filter) {
     switch (filter) {
         case LANCZOS: return 3.0;
@@ -44,7 +44,7 @@ T *room(int64_t count) {
     return static_cast<T *>(std::malloc(size_t(count) * sizeof(T)));
 }
 
-// An axis' weights, and the memory that they lie in. `is_complete`: the memory was there.
+// The weights along one axis, and their memory. `is_complete` is false if the memory could not be allocated.
 struct Axis {
     int32_t *first = nullptr, *count = nullptr, *weight = nullptr, most = 0;
     double *exact = nullptr;
@@ -77,7 +77,7 @@ struct Axis {
     ResizeWeights weights() const { return {first, count, weight, most}; }
 };
 
-// 16 rows of 16 bytes to columns.
+// Transposes 16 rows of 16 bytes.
 void transpose(__m128i r[16]) {
     __m128i t[16];
     for (int round = 0; round < 4; round++) {
@@ -89,8 +89,8 @@ void transpose(__m128i r[16]) {
     }
 }
 
-// The first 16 of `n` bytes of `rows` rows that are `stride` apart -> [bytes, 16]. Rows that lack repeat the last. Of pixels of 4 bytes
-// (`step`) the fourth is left out. Returns the end of what was written.
+// Transposes the first 16 of `n` bytes of `rows` rows, `stride` bytes apart, to [bytes, 16]. The last row is repeated if there are fewer
+// than 16. The fourth byte of a pixel is dropped if `step` is 4. Returns the end of the output.
 uint8_t *gather(const uint8_t *x, int64_t stride, int64_t rows, int64_t n, int step, uint8_t *out) {
     __m128i r[16];
     for (int i = 0; i < 16; i++) {
@@ -112,7 +112,7 @@ uint8_t *gather(const uint8_t *x, int64_t stride, int64_t rows, int64_t n, int s
     return out;
 }
 
-// The other way.
+// Transposes [bytes, 16] back to rows: the inverse of `gather`.
 void scatter(const uint8_t *x, int64_t n, uint8_t *out, int64_t stride, int64_t rows) {
     __m128i r[16] = {};
     std::memcpy(r, x, size_t(n < 16 ? n : 16) * 16);
@@ -120,15 +120,15 @@ void scatter(const uint8_t *x, int64_t n, uint8_t *out, int64_t stride, int64_t 
     for (int64_t i = 0; i < rows; i++) std::memcpy(out + i * stride, &r[i], size_t(n < 16 ? n : 16));
 }
 
-// [height, width, step] bytes; of 4 bytes a pixel the last is unused.
-struct Picture {
+// An image, [height, width, step] bytes; the fourth byte of a pixel, if any, is unused.
+struct Image {
     const uint8_t *bytes;
     int64_t height, width;
     int step;
 };
 
-// -> [height, columns, 3]. False, here and below: no memory.
-bool resize_width(const ResizeKernel &kernel, const Picture &x, int64_t columns, int filter, uint8_t *out) {
+// Resizes to [height, columns, 3]. This and the functions below return false if memory could not be allocated.
+bool resize_width(const ResizeKernel &kernel, const Image &x, int64_t columns, int filter, uint8_t *out) {
     const Axis axis(x.width, columns, filter);
     const int64_t from = x.step * x.width, to = 3 * columns;
     uint8_t *turned = room<uint8_t>((3 * x.width + to) * RESIZE_ROWS), *made = turned + 3 * x.width * RESIZE_ROWS;
@@ -147,29 +147,29 @@ bool resize_width(const ResizeKernel &kernel, const Picture &x, int64_t columns,
     return true;
 }
 
-// Whether rows are made before columns. Pillow 13: where the height shrinks by more than twice as much as the width.
+// True if rows are resized before columns. Pillow 13 does so where the height shrinks by more than twice as many pixels as the width.
 bool is_height_first(int64_t height, int64_t width, int64_t rows, int64_t columns) {
     return rows < height && height - rows > 2 * (width - columns);
 }
 
-// -> [rows, width, step]
-bool resize_height(const ResizeKernel &kernel, const Picture &x, int64_t rows, int filter, uint8_t *out) {
+// Resizes to [rows, width, step].
+bool resize_height(const ResizeKernel &kernel, const Image &x, int64_t rows, int filter, uint8_t *out) {
     const Axis axis(x.height, rows, filter);
     const int64_t size = x.width * x.step;
     for (int64_t r = 0; axis.is_complete && r < rows; r++) kernel.row(x.bytes, axis.weights(), r, size, out + r * size);
     return axis.is_complete;
 }
 
-// -> [height, width, 3]
-void copy(const Picture &x, uint8_t *out) {
+// Copies to [height, width, 3].
+void copy(const Image &x, uint8_t *out) {
     for (int64_t i = 0; i < x.height * x.width; i++) std::memcpy(out + 3 * i, x.bytes + x.step * i, 3);
 }
 
-// -> [rows, columns, 3]. `between`: room for what the first pass makes.
-bool resize(const ResizeKernel &kernel, const Picture &x, int64_t rows, int64_t columns, int filter, uint8_t *between, uint8_t *out) {
+// Resizes to [rows, columns, 3]. `between` is memory for the result of the first pass.
+bool resize(const ResizeKernel &kernel, const Image &x, int64_t rows, int64_t columns, int filter, uint8_t *between, uint8_t *out) {
     if (rows == x.height) return resize_width(kernel, x, columns, filter, out);
     if (columns == x.width || is_height_first(x.height, x.width, rows, columns)) {
-        const Picture lower = {between, rows, x.width, x.step};
+        const Image lower = {between, rows, x.width, x.step};
         if (!resize_height(kernel, x, rows, filter, between)) return false;
         if (columns != x.width) return resize_width(kernel, lower, columns, filter, out);
         copy(lower, out);
@@ -180,18 +180,18 @@ bool resize(const ResizeKernel &kernel, const Picture &x, int64_t rows, int64_t 
 
 }  // namespace
 
-// [height, width, step] -> [rows, columns, 3], by a filter of Pillow's number, not 0 (nearest). `step`: bytes of a pixel, 3, or 4 of which
-// the last is unused. 0: done. 1: no memory.
+// Resizes [height, width, step] to [rows, columns, 3]. `filter` is Pillow's number, except 0 (nearest). `step` is the bytes of a pixel: 3,
+// or 4 of which the last is unused. Returns 0, or 1 if memory could not be allocated.
 extern "C" __attribute__((visibility("default"))) int shoal_resize(int set, const uint8_t *x, int64_t height, int64_t width, int step,
                                                                    uint8_t *out, int64_t rows, int64_t columns, int filter) {
-    const Picture picture = {x, height, width, step};
+    const Image image = {x, height, width, step};
     if (rows == height && columns == width) {
-        copy(picture, out);
+        copy(image, out);
         return 0;
     }
     uint8_t *between = room<uint8_t>(step * rows * width > 3 * height * columns ? step * rows * width : 3 * height * columns);
     const ResizeKernel &kernel = set >= AVX512 ? avx512_resize : avx2_resize;
-    const bool is_done = between != nullptr && resize(kernel, picture, rows, columns, filter, between, out);
+    const bool is_done = between != nullptr && resize(kernel, image, rows, columns, filter, between, out);
     std::free(between);
     return !is_done;
 }

@@ -3,10 +3,11 @@
 #pragma once
 #include <cstdint>
 
-constexpr int RESIZE_ROWS = 16;  // that are resized at once: a vector holds one byte of each
-constexpr int RESIZE_BITS = 22;  // of a weight, below one
+constexpr int RESIZE_ROWS = 16;  // rows that are resized at once: a vector holds one byte of each
+constexpr int RESIZE_BITS = 22;  // fractional bits of a weight
 
-// The weights along one axis: output `i` is the sum over `count[i]` inputs from `first[i]` on, with weights from `i * most` on.
+// The weights along one axis. Output `i` is the sum over the `count[i]` inputs that begin at `first[i]`, with the weights that begin at
+// `i * most`.
 struct ResizeWeights {
     const int32_t *first, *count, *weight;
     int32_t most;
@@ -15,7 +16,7 @@ struct ResizeWeights {
 struct ResizeKernel {
     // [width, 3, RESIZE_ROWS] -> [columns, 3, RESIZE_ROWS]
     void (*columns)(const uint8_t *x, const ResizeWeights &, int64_t columns, uint8_t *out);
-    // Row `row` of the output: [height, size], rows `size` bytes apart -> [size]
+    // Computes row `row` of the output: [height, size], rows `size` bytes apart -> [size]
     void (*row)(const uint8_t *x, const ResizeWeights &, int64_t row, int64_t size, uint8_t *out);
 };
 
@@ -23,7 +24,7 @@ extern const ResizeKernel avx2_resize, avx512_resize;
 
 namespace {
 
-// `LANES` sums of `count` vectors that are `step` bytes apart.
+// Computes `LANES` weighted sums over `count` vectors that are `step` bytes apart.
 template <int LANES>
 inline void resize_sum(const uint8_t *x, int64_t step, const int32_t *weight, int count, uint8_t *out) {
     int32_t sum[LANES];

@@ -1,4 +1,4 @@
-// Entry points of what is computed row by row, and the division of rows among threads. Compiled for any x86-64 CPU.
+// Entry points of operations on rows, and the division of rows among threads. Compiled for any x86-64 CPU.
 #include "rows/rows.h"
 
 #include "attention/tasks.h"
@@ -7,7 +7,8 @@
 
 namespace {
 
-constexpr int64_t MANY = 65'536;  // elements that take a thread some 10 us: fewer are not worth waking others
+// Elements that take one thread about 10 us: with fewer, waking other threads takes longer than it saves.
+constexpr int64_t MIN_PARALLEL_ELEMENTS = 65'536;
 
 const Rows &rows_for(int set, int type) {
     if (set == AVX512_BF16 && type == BFLOAT16) return avx512_bf16_rows_bfloat16;
@@ -17,10 +18,10 @@ const Rows &rows_for(int set, int type) {
 
 int64_t bytes(int type) { return type == BFLOAT16 ? 2 : 4; }
 
-// Calls part(first, last) for the parts of `count`, each of `size` elements, by all threads or by this one.
+// Divides `count` things of `size` elements among all threads, or gives all to this thread, and calls part(first, last) in each.
 template <class Part>
 void divided(int64_t count, int64_t size, int threads, const Part &part) {
-    if (threads == 1 || count * size < MANY) return part(int64_t(0), count);
+    if (threads == 1 || count * size < MIN_PARALLEL_ELEMENTS) return part(int64_t(0), count);
 #pragma omp parallel num_threads(threads)
     {
         const int64_t thread = omp_get_thread_num(), all = omp_get_num_threads();
@@ -84,7 +85,7 @@ ENTRY shoal_pool(int set, int type, int threads, const void *x, int64_t x_row, c
     return 0;
 }
 
-// Rows of a table by number, plus those of a second table; 1: a number is not in its table.
+// Looks up rows of a table by number, and adds rows of a second table. Returns 1 if a number is not in its table.
 ENTRY shoal_embed(int set, int type, int threads, const void *table, int64_t entries, const int32_t *numbers, const void *places,
                   int64_t positions, const int32_t *position, void *out, int64_t rows, int64_t size) {
     for (int64_t r = 0; r < rows; r++)

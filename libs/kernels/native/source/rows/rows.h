@@ -1,11 +1,11 @@
-// What is computed of one row or a few after another: norms, activations, rotations, pooling. Templates over the vectors of
-// attention/kernel.h, computed in float32 from and to elements of any type.
+// Operations on rows: norms, activations, rotations, pooling. Templates over the vectors of attention/kernel.h, which compute in float32
+// and read and write elements of any type.
 #pragma once
 #include "attention/kernel.h"
 
 enum Activation { NONE = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SILU = 4, QUICK_GELU = 5 };  // as in libs/kernels/native/rows.py
 
-// LayerNorm, or with `rms` RMSNorm with weights of `weight + shift`; no weight: the row as it is. No bias: null.
+// LayerNorm, or RMSNorm with `rms`; the weights are `weight + shift`. `bias` may be null.
 struct Norm {
     const void *weight, *bias;
     float eps, shift;
@@ -16,11 +16,11 @@ struct Norm {
 struct Rows {
     // [rows, size], rows `x_row` elements apart -> [rows, size], contiguous.
     void (*norm)(const Norm &, const void *x, int64_t x_row, void *out, int64_t rows, int64_t size);
-    // activation(gate) * up, of rows `in_row` elements apart -> [rows, size], contiguous.
+    // activation(gate) * up, rows `in_row` elements apart -> [rows, size], contiguous.
     void (*gate)(int activation, const void *gate, const void *up, int64_t in_row, void *out, int64_t rows, int64_t size);
     // Rotates in place the first 2 * pairs elements of each of the row's heads, which are adjacent.
     void (*rotate)(void *row, int64_t heads, int64_t dim, const float *cos, const float *sin, int64_t pairs);
-    // Sum, or with `max` the maximum, of `rows` rows in the columns [first, last), times `factor` -> float32.
+    // The sum (with `max`: the maximum) of `rows` rows in the columns [first, last), times `factor` -> float32.
     void (*pool)(const void *x, int64_t x_row, int64_t rows, int64_t first, int64_t last, bool max, float factor, float *out);
     // a + b
     void (*add)(const void *a, const void *b, void *out, int64_t size);
@@ -32,7 +32,7 @@ extern const Rows avx2_rows_float32, avx2_rows_bfloat16;
 
 namespace {
 
-// Calls step(at, n) for WIDE elements at a time; n is a constant but in the last, which has fewer.
+// Calls step(at, n) for WIDE elements at a time. n is a compile-time constant except in the last call, which has fewer.
 template <class T, class Step>
 INLINE void wide(int64_t from, int64_t to, const Step &step) {
     constexpr int64_t WIDE = 2 * T::LANES;
@@ -51,7 +51,7 @@ INLINE typename T::Floats sigmoid(typename T::Floats x) {
 template <class T, int ACTIVATION>
 INLINE typename T::Floats activated(typename T::Floats x) {
     if constexpr (ACTIVATION == NONE) return x;
-    // max in this order keeps NaN; -infinity makes NaN but for RELU, as in torch.
+    // max with its arguments in this order keeps NaN. -infinity gives NaN except with RELU, as in torch.
     if constexpr (ACTIVATION == RELU) return T::max(T::zero(), x);
     if constexpr (ACTIVATION == SILU) return T::mul(x, sigmoid<T>(x));
     if constexpr (ACTIVATION == QUICK_GELU) return T::mul(x, sigmoid<T>(T::mul(x, T::set(1.702f))));
@@ -62,7 +62,7 @@ INLINE typename T::Floats activated(typename T::Floats x) {
     if constexpr (ACTIVATION == GELU) {
         // x (1 + erf(x / sqrt(2))) / 2, where erf(z) = 1 - p(t) exp(-z z) for z >= 0 (Abramowitz and Stegun 7.1.26, error 1.5e-7).
         const auto size = T::max(x, T::sub(T::zero(), x)), half = T::set(0.5f);
-        const auto low = T::max(T::set(-20.0f), T::sub(T::zero(), size));  // -|x|, so far as exp is not 0
+        const auto low = T::max(T::set(-20.0f), T::sub(T::zero(), size));  // -|x|, limited to where exp is not 0
         const auto t = T::divide(T::set(1.0f), T::fmadd(low, T::set(-0.3275911f * 0.70710678f), T::set(1.0f)));
         auto p = T::set(1.061405429f);
         p = T::fmadd(p, t, T::set(-1.453152027f));
@@ -74,7 +74,7 @@ INLINE typename T::Floats activated(typename T::Floats x) {
     }
 }
 
-// The activation, chosen once for many vectors: apply(function of one vector).
+// Selects the activation once for many vectors: calls apply(function of one vector).
 template <class T, class Apply>
 INLINE void with_activation(int activation, const Apply &apply) {
     using Floats = typename T::Floats;
@@ -174,7 +174,7 @@ void rotate_row(void *row, int64_t heads, int64_t dim, const float *cos, const f
 template <class T>
 void pool_rows(const void *rows_of, int64_t x_row, int64_t rows, int64_t first, int64_t last, bool max, float factor, float *out) {
     constexpr int L = T::LANES;
-    constexpr int64_t FEW = 128;  // sums of so many are added up, so that long sequences lose no more digits than short ones
+    constexpr int64_t FEW = 128;  // rows summed before their sum is added to the total, so that long sequences are as precise as short ones
     using Floats = typename T::Floats;
     const auto *x = static_cast<const typename T::Element *>(rows_of);
     wide<T>(first, last, [&](int64_t at, int64_t n) INLINE_LAMBDA {
