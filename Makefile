@@ -44,7 +44,7 @@ demo: $(VENV)/.demo native ## Start the mesh, search, rerank and classify real t
 example: $(VENV)/.demo native ## Run an example (docs/examples.md): make example NAME=taxonomy ARGS='--limit 100'; or graph, rag, chunks, migration, photos, pages
 	$(BIN)/python -m examples.$(or $(NAME),rag) $(ARGS)
 
-# Tests marked `alone` measure memory or delays of whole processes, which other tests would change.
+# The results of tests marked `alone` depend on free cores. Memory and CPU time of a process do not.
 # pytest exits with 5 if ARGS select none of a part.
 test: $(VENV)/.dev native k8s-tools ## Run the tests (real redis-server, real gRPC, a real model)
 	@ran=0; failed=0; \

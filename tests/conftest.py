@@ -39,7 +39,9 @@ LONG = (
     "test_wheels.py", "test_convert.py", "test_kind.py", "test_corpus.py", "test_paged_triton.py",
     "test_torch.py", "test_pages.py", "test_failover.py", "test_submitted_jobs.py",
     "test_keda_processes.py", "test_life.py", "test_scheduler.py", "test_decoders.py",
-    "test_lora.py", "test_sentinel.py", "test_limits.py",
+    "test_lora.py", "test_sentinel.py", "test_limits.py", "test_memory_returned.py",
+    "test_processes.py", "test_published_layouts.py", "test_worker.py", "test_edge.py",
+    "test_boundary.py", "test_cli_mistakes.py", "test_memory.py", "test_amplification.py",
 )  # fmt: skip
 
 # Files that use the checkpoints and the mesh of tests/mesh/conftest.py, which take 20 s to make.

@@ -21,8 +21,6 @@ from tests.fuzz.http_products import HttpRecipe
 from tests.fuzz.products import Recipe
 from tests.fuzz.target import Broken
 
-pytestmark = pytest.mark.alone
-
 MIB = 1 << 20
 SPENDER = (
     "import sys, time\nprint(flush=True)\nsys.stdin.readline()\nbegin = time.process_time()\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -40,7 +41,8 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 def attention() -> None:
     """T5, MPNet and ALiBi (a bias alone), Gemma 2 (soft-capped, causal, windowed), float32, all
-    masks together, and the widest heads."""
+    masks together, and the widest heads. Heads of 80 and 128 have all masks, which take the most
+    registers, and each mask alone with SHOAL_EVERY_GPU."""
     layout = BatchLayout.from_lengths((TOKENS,), (TOKENS,), "meta")
     sights = (
         (False, None, True, None),
@@ -52,6 +54,8 @@ def attention() -> None:
     for dtype, size, (causal, window, biased, softcap) in product(
         (torch.bfloat16, torch.float32), (64, 80, 128, 256), sights
     ):
+        if size in (80, 128) and not (window and biased) and "SHOAL_EVERY_GPU" not in os.environ:
+            continue
         q, k, v = meta(TOKENS, 18, size, dtype=dtype).split_with_sizes((14, 2, 2), dim=1)
         bias = meta(14, 2 * TOKENS + 1, dtype=dtype) if biased else None
         varlen_triton.attend(q, k, v, layout, 0.1, causal, window, bias, softcap)

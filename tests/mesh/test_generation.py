@@ -35,7 +35,7 @@ CHAT, SUMMARY, FORMS, ENCODER = (
     "random/bert-beside",
 )
 TEXTS = ["the first text", "another one, which is longer than the first", "a third"]
-LONG = shoal.ReadText(max_tokens=1200)
+LONG = shoal.ReadText(max_tokens=800)
 
 
 @pytest.fixture(scope="module")

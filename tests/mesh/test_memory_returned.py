@@ -18,8 +18,6 @@ from tests.support.cluster import Cluster
 from tests.support.peak import Peak, resident_bytes
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.alone
-
 SHARE = 0.1
 """Maximum remaining growth of a process, as a share of its memory before."""
 REDIS_BYTES = 8 << 20

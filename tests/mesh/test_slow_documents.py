@@ -24,8 +24,6 @@ from tests.support.cluster import Cluster
 from tests.support.peak import Peak
 from tests.support.waiting import rounds
 
-pytestmark = pytest.mark.alone
-
 MODEL = "random/clip-slow"
 ROUNDS = 3
 TIMEOUT = 300.0

@@ -326,7 +326,7 @@ def test_equal_to_the_bit_on_an_accelerators_kernels(
             _forward(encoder, bucket, rows), filled(bucket, sequences(20, 2, 3))
         )
         assert captured is not None
-        for batch in (sequences(1, 4, 9), sequences(12), sequences(20, 2, 3)):
+        for batch in (sequences(1, 4, 9), sequences(12)):
             wanted = encoder.forward(Packed.from_sequences([one.ids for one in batch]), rows)
             hidden = captured.replay(partial(fill, bucket=bucket, sequences=batch))
             assert len(hidden) == (32 if rows is None else 4)

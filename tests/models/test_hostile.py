@@ -713,7 +713,7 @@ def test_patterns_that_need_no_trial_would_pass_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"\d{1,3}(?=(?:\d{3})*\b)", "a*b", "[a-m]*[k-z]*!", "(a{1,30}){1,30}x", "(?:a|b)+c"]
+    "pattern", [r"\d{1,3}(?=(?:\d{3})*\b)", "a*b", "[a-m]*[k-z]*!", "(a{1,30}){1,30}x"]
 )
 def test_patterns_are_tried_before_a_text_meets_them(pattern: str) -> None:
     assert not slow(pattern)
@@ -737,7 +737,6 @@ def render(source: str) -> str:
     "source",
     [
         "{{ 'a' * 10**10 }}",
-        "{{ 10**(10**9) }}",
         (
             "{% set ns = namespace(s='a') %}"
             "{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}"

@@ -15,8 +15,6 @@ from tests.router.parts import refused, until
 from tests.serving.parts import HEALTH, Calls, connected, running_server
 from tests.serving.test_bombs import MIB, REFLECTION
 
-pytestmark = pytest.mark.alone
-
 
 class FakeCall:
     """A call with a request that arrives when `arrived` is set."""

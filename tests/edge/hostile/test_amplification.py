@@ -46,8 +46,6 @@ from tests.edge.test_server import BODY, EMBED, until
 from tests.serving.parts import CLIENT, ROAMING, write_tokens
 from tests.support.peak import Peak
 
-pytestmark = pytest.mark.alone
-
 LOADED_MACHINE: Final = 5
 """The factor of allowed delays on slow cores that other processes use, too."""
 MAX_FACTOR: Final = 16

@@ -23,8 +23,6 @@ from tests.edge.test_server import BODY, EMBED, until
 from tests.serving.parts import write_tokens
 from tests.support.peak import Peak
 
-pytestmark = pytest.mark.alone
-
 CONTENT = json.dumps(BODY).encode()
 CHUNKED = head("POST", EMBED, {"transfer-encoding": "chunked"}) + b"%x\r\n%b\r\n0\r\n" % (
     len(CONTENT),

@@ -44,8 +44,6 @@ from tests.edge.hostile.process import (
 from tests.edge.parts import MODEL, Script, edge
 from tests.support.peak import Peak
 
-pytestmark = pytest.mark.alone
-
 CHAT = "/v1/chat/completions"
 
 

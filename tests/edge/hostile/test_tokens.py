@@ -28,8 +28,6 @@ from tests.edge.test_server import until
 from tests.edge.test_tei_grpc import Channel, serving
 from tests.support.peak import Peak
 
-pytestmark = pytest.mark.alone
-
 LOADED_MACHINE: Final = 5
 """The factor of allowed delays on slow cores that other processes use, too."""
 MAX_FACTOR: Final = 16
