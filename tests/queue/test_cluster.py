@@ -23,15 +23,7 @@ from libs.queue.queue_position import QueuePositions
 from libs.queue.rates import RateLimit, Rates, rates_key
 from libs.versions import LAYOUT_VERSION
 from tests.fleet import test_cards, test_lead, test_reader, test_registry
-from tests.queue import (
-    test_connection,
-    test_lanes,
-    test_leases,
-    test_order,
-    test_queue_position,
-    test_rates,
-    test_upkeep,
-)
+from tests.queue import test_lanes, test_leases, test_order, test_queue_position, test_upkeep
 from tests.queue.parts import DEAD, LANE, LEASE_MS, Clock, add, ids, job, lease, make_lanes
 from tests.support.redis_cluster import RedisCluster
 from tests.support.sentinels import FakeSentinel, TcpServer
@@ -129,23 +121,22 @@ async def eventually(attempt: Callable[[], Awaitable[T]]) -> T:
 def shared_tests(
     fixtures: Collection[str], *modules: ModuleType
 ) -> list[Callable[..., Awaitable[None]]]:
-    """Return the tests of these modules that use these fixtures, and no others."""
+    """Return the tests of these modules that need nothing but these fixtures."""
     return [
         test
         for module in modules
         for name, test in vars(module).items()
         if name.startswith("test_")
         and iscoroutinefunction(test)
-        and set() < signature(test).parameters.keys() <= set(fixtures)
+        and signature(test).parameters.keys() <= set(fixtures)
         and "slots" not in name  # this module tests several slots itself
         and "ten_thousand" not in name  # slow, and the same
     ]
 
 
 QUEUE_TESTS = shared_tests(
-    ("lanes", "other", "redis", "as_router", "clock", "rates", "now"),
-    *(test_connection, test_lanes, test_leases, test_order, test_queue_position, test_rates),
-    test_upkeep,
+    ("lanes", "other", "redis", "clock"),
+    *(test_lanes, test_leases, test_order, test_queue_position, test_upkeep),
 )
 FLEET_TESTS = shared_tests(
     ("fleet", "other", "redis"), test_cards, test_lead, test_reader, test_registry
@@ -156,16 +147,8 @@ FLEET_TESTS = shared_tests(
 async def test_queue_behaves_as_on_one_redis(
     test: Callable[..., Awaitable[None]], as_router: Redis, redis: Redis, clock: Clock
 ) -> None:
-    now = test_rates.Now()
-    given: dict[str, object] = {
-        "lanes": make_lanes(as_router, clock, "a"),
-        "other": make_lanes(as_router, clock, "b"),
-        "redis": redis,
-        "as_router": as_router,
-        "clock": clock,
-        "rates": Rates(as_router, clock=now),
-        "now": now,
-    }
+    lanes = {"lanes": make_lanes(as_router, clock, "a"), "other": make_lanes(as_router, clock, "b")}
+    given: dict[str, object] = {**lanes, "redis": redis, "clock": clock}
     await test(**{name: given[name] for name in signature(test).parameters})
 
 
