@@ -44,20 +44,20 @@ class Cost:
             empty if the mesh was not called for any of these.
         model: The model's id, with aliases resolved.
         input_tokens: Tokens that models read.
-        prompt_copies: Copies of each prompt that models read, of the last call.
         output_tokens: Tokens that models generated.
         truncated_inputs: Texts, queries and labels of which tokens were cut, of the call that had
             most.
         seconds: Time per stage in the order of STAGES, summed over several calls.
+        prompt_copies: Copies of each prompt that models read, of the last call.
     """
 
     verb: str = ""
     model: str = ""
     input_tokens: int = 0
-    prompt_copies: int = 1
     output_tokens: int = 0
     truncated_inputs: int = 0
     seconds: tuple[float, ...] = (0.0,) * len(STAGES)
+    prompt_copies: int = 1
 
     @property
     def prompt_tokens(self) -> int:
